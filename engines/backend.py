@@ -1,0 +1,148 @@
+"""What an engine library must offer, and the memory that passes between engines.
+
+A `Backend` compiles graphs and opens them as engines. An `Engine` binds buffers to one of its
+roles once; the `Call` it returns only enqueues. Buffers are views of memory with an address that
+never moves, so that a bound call stays valid for the life of its session.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from spec_export.engines.graphs import ModelSpec, SamplingSpec, TensorSpec
+from spec_export.engines.manifest import DeviceSpec
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A view of device memory.
+
+    Attributes:
+        address: of the first byte.
+        shape: of the view.
+        dtype: element type.
+        host: the same memory as a writable array where the host can see it, else None.
+        owner: keeps the memory alive.
+    """
+
+    address: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    host: np.ndarray | None
+    owner: object = field(repr=False, compare=False)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes the view covers."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def part(self, start: int, stop: int) -> Buffer:
+        """Elements `start` to `stop` of the first axis."""
+        if not 0 <= start <= stop <= self.shape[0]:
+            raise IndexError(f"{start}:{stop} of a buffer with shape {self.shape}")
+        row = self.nbytes // self.shape[0] if self.shape[0] else 0
+        host = None if self.host is None else self.host[start:stop]
+        shape = (stop - start, *self.shape[1:])
+        return Buffer(self.address + start * row, shape, self.dtype, host, self.owner)
+
+    def viewed(self, dtype: npt.DTypeLike) -> Buffer:
+        """The same bytes of a one-dimensional buffer as elements of another type."""
+        kind = np.dtype(dtype)
+        if len(self.shape) != 1 or self.nbytes % kind.itemsize:
+            raise ValueError(f"a buffer with shape {self.shape} cannot be seen as {kind}")
+        host = None if self.host is None else self.host.view(kind)
+        return Buffer(self.address, (self.nbytes // kind.itemsize,), kind, host, self.owner)
+
+    def shaped(self, *shape: int) -> Buffer:
+        """The same elements under another shape."""
+        if math.prod(shape) != math.prod(self.shape):
+            raise ValueError(f"a buffer with shape {self.shape} cannot become {shape}")
+        host = None if self.host is None else self.host.reshape(shape)
+        return Buffer(self.address, shape, self.dtype, host, self.owner)
+
+
+class Device(Protocol):
+    """Memory of one device and the copies the runtime makes."""
+
+    def allocate(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Buffer:
+        """Zeroed memory."""
+
+    def upload(self, target: Buffer, source: np.ndarray) -> None:
+        """Copy from a host array of the same shape, in enqueue order."""
+
+    def download(self, source: Buffer, target: np.ndarray) -> None:
+        """Copy to a host array of the same shape; the data is there on return."""
+
+    def copy(self, source: Buffer, target: Buffer) -> None:
+        """Copy between buffers of one shape, in enqueue order."""
+
+    def clear(self, target: Buffer, axis: int, start: int) -> None:
+        """Fill with zeros from index `start` of `axis` on, in enqueue order."""
+
+
+class Call(Protocol):
+    """An engine with every input and output bound."""
+
+    def enqueue(self) -> None:
+        """Run once. Looks nothing up and allocates nothing.
+
+        Raises:
+            EngineError: the library failed; the caches may hold anything past `kv_len`.
+        """
+
+
+class Engine(Protocol):
+    """A compiled graph."""
+
+    inputs: Mapping[str, TensorSpec]
+    outputs: Mapping[str, TensorSpec]
+
+    def bind(self, role: str, buffers: Mapping[str, Buffer]) -> Call:
+        """Bind `buffers` by tensor name; ones the compiled graph does not read are left out.
+
+        Raises:
+            EngineError: a buffer is missing or does not have the shape or type of its tensor.
+        """
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What `compile` made of a model graph.
+
+    Attributes:
+        file: the engine file, relative to the bundle.
+        lowered: notes on what was replaced, such as `GroupQueryAttention: 30 of 30 layers`.
+    """
+
+    file: str
+    lowered: tuple[str, ...]
+
+
+class Backend(Protocol):
+    """An engine library."""
+
+    name: str
+    device: Device
+    threads: int
+
+    def compile_model(self, graph: Path, spec: ModelSpec, capacity: int, out: Path) -> Compiled:
+        """Compile a model graph with the cache capacity pinned into `out` (a directory)."""
+
+    def compile_sampling(self, graph: Path, pins: Mapping[str, int], out: Path) -> None:
+        """Compile a sampling graph with its symbols pinned to `out` (a file)."""
+
+    def open_model(self, file: Path, spec: ModelSpec) -> Engine:
+        """Open a compiled model; many sessions share it."""
+
+    def open_sampling(self, file: Path, spec: SamplingSpec) -> Engine:
+        """Open a compiled sampling graph."""
+
+    def describe(self) -> DeviceSpec:
+        """The device and library, as the manifest records them."""

@@ -1,0 +1,269 @@
+"""From an exported directory to a bundle: engines with pinned shapes, checked and probed.
+
+Everything that depends on gamma, on the context length or on this device is decided here.
+"""
+
+from __future__ import annotations
+
+import datetime
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import spec_export
+from spec_export.engines.atomic import check_replaceable, new_directory
+from spec_export.engines.backend import Backend
+from spec_export.engines.bundle import Bundle, Progress, VerifiedFiles, list_files, no_progress
+from spec_export.engines.bundle import open_bundle as _open_bundle
+from spec_export.engines.compare import Comparison, compare_engines
+from spec_export.engines.errors import BuildError, IntegrityError
+from spec_export.engines.external import check_external
+from spec_export.engines.graphs import (
+    GRAPHS_FILE,
+    GRAPHS_SCHEMA,
+    Dim,
+    GraphsSpec,
+    ModelSpec,
+    SamplingSpec,
+)
+from spec_export.engines.manifest import MANIFEST_FILE, MANIFEST_SCHEMA, Manifest
+from spec_export.engines.probe import probe_exactness
+from spec_export.engines.strict import read_json, to_json
+
+GAMMA_RANGE = (1, 16)
+LONGEST_CHUNK = 4096
+STANDARD_GRAPH = "standard.onnx"
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """What a build decides.
+
+    Attributes:
+        gamma: drafts per round, 1 to 16; the verify pass has gamma + 1 rows.
+        max_len: tokens of a context, prompt included.
+        chunk: rows of a prefill pass.
+    """
+
+    gamma: int = 4
+    max_len: int = 1024
+    chunk: int = 128
+
+
+def read_exported(path: Path) -> GraphsSpec:
+    """Read and check the description of an exported directory.
+
+    Raises:
+        SchemaError: `graphs.json` is of another schema version or malformed.
+        IntegrityError: a file is missing or reads weights from elsewhere.
+    """
+    if not (path / GRAPHS_FILE).is_file():
+        raise IntegrityError(
+            f"{path} is not an exported directory: it has no {GRAPHS_FILE}; make one with "
+            "`spec-export export`"
+        )
+    graphs = read_json(path / GRAPHS_FILE, GraphsSpec, schema=GRAPHS_SCHEMA)
+    for spec in (*graphs.models.values(), *graphs.sampling.values()):
+        file = path / spec.file
+        if Path(spec.file).is_absolute() or ".." in Path(spec.file).parts:
+            raise IntegrityError(f"{path}: {spec.file!r} is outside the directory")
+        if not file.is_file():
+            raise IntegrityError(f"{file} is missing; export again")
+        check_external(file, frozenset(p.name for p in file.parent.iterdir() if not p.is_symlink()))
+    return graphs
+
+
+def build_bundle(
+    exported: Path,
+    out: Path,
+    backend: Backend,
+    options: BuildOptions | None = None,
+    memory: VerifiedFiles | None = None,
+    progress: Progress = no_progress,
+) -> Bundle:
+    """Compile an exported directory for this device.
+
+    Args:
+        exported: directory with `graphs.json`.
+        out: bundle to write; taken as a whole or not at all.
+        backend: the engine library.
+        options: gamma, context length and chunk.
+        memory: where hashes of the new files are remembered.
+        progress: called with (step, done, total).
+
+    Raises:
+        BuildError: the options do not fit the models, or a lowered engine computes something else.
+        StorageError: `out` cannot be written.
+    """
+    options = options or BuildOptions()
+    graphs = read_exported(exported)
+    check_options(options, graphs)
+    check_replaceable(out, MANIFEST_FILE)
+    memory = memory or VerifiedFiles(None)
+    gamma = options.gamma if graphs.method != "none" else 0
+    capacity = capacity_for(options, gamma)
+    symbols = {"C": capacity, "G": gamma, "M": gamma + 1}
+    widths = {"chunk": options.chunk, "gamma+1": gamma + 1}
+    models = {name: _pinned(spec, symbols, widths) for name, spec in graphs.models.items()}
+    if graphs.method == "none":
+        target = models["target"]
+        roles = tuple(role for role in target.roles if role.name != "verify")
+        models["target"] = replace(target, roles=roles)
+    with new_directory(out, MANIFEST_FILE) as work:
+        lowered, engines = {}, {}
+        for name, spec in models.items():
+            progress(f"compiling the {name}", 0, 1)
+            lowered[name] = _compile(backend, exported, graphs.models[name], spec, work, capacity)
+            engines[name] = backend.open_model(work / spec.file, spec)
+            _check_engine(backend, work, name, spec, options, progress)
+        sampling = _compile_sampling(backend, exported, graphs, symbols, work)
+        shutil.copytree(exported / "text", work / "text")
+        exactness = probe_exactness(
+            backend.device, engines["target"], models["target"], capacity, options.max_len, progress
+        )
+        del engines
+        manifest = Manifest(
+            schema=MANIFEST_SCHEMA,
+            created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            producer=graphs.producer | {"spec-export (build)": spec_export.__version__},
+            source=graphs.source,
+            method=graphs.method,
+            gamma=gamma,
+            max_len=options.max_len,
+            chunk=options.chunk,
+            capacity=capacity,
+            device=backend.describe(),
+            models=models,
+            sampling=sampling,
+            text=graphs.text,
+            parity=graphs.parity,
+            lowered=lowered,
+            exactness=exactness,
+            files=list_files(work, VerifiedFiles(None)),
+        )
+        (work / MANIFEST_FILE).write_text(to_json(manifest), encoding="utf-8")
+    return _open_bundle(out, memory, progress)
+
+
+def check_options(options: BuildOptions, graphs: GraphsSpec) -> None:
+    """Refuse what the models cannot serve.
+
+    Raises:
+        BuildError: naming the value, what is possible, and the option.
+    """
+    low, high = GAMMA_RANGE
+    target = graphs.models["target"]
+    if graphs.method != "none" and not low <= options.gamma <= high:
+        raise BuildError(f"--gamma {options.gamma} is outside {low} to {high}")
+    if not 2 <= options.max_len <= target.max_position:
+        raise BuildError(
+            f"--max-len {options.max_len}: the target has {target.max_position} positions, so a "
+            f"context is 2 to {target.max_position} tokens"
+        )
+    if not 2 <= options.chunk <= LONGEST_CHUNK:
+        raise BuildError(f"--chunk {options.chunk} is outside 2 to {LONGEST_CHUNK}")
+
+
+def capacity_for(options: BuildOptions, gamma: int) -> int:
+    """Rows of a cache: the context, the rows a pass may write past it, rounded up to 16."""
+    lookahead = max(options.chunk, gamma + 1, 2)
+    return -(-(options.max_len + lookahead) // 16) * 16
+
+
+def _pinned(spec: ModelSpec, symbols: dict[str, int], widths: dict[str, int]) -> ModelSpec:
+    def width(value: Dim) -> int:
+        return widths[value] if isinstance(value, str) else value
+
+    return replace(
+        spec,
+        inputs=tuple(tensor.pinned(symbols) for tensor in spec.inputs),
+        outputs=tuple(tensor.pinned(symbols) for tensor in spec.outputs),
+        states=tuple(
+            replace(s, dims=tuple(symbols.get(d, d) if isinstance(d, str) else d for d in s.dims))
+            for s in spec.states
+        ),
+        roles=tuple(
+            replace(role, rows=width(role.rows), logit_rows=width(role.logit_rows))
+            for role in spec.roles
+        ),
+    )
+
+
+def _compile(
+    backend: Backend,
+    exported: Path,
+    portable: ModelSpec,
+    spec: ModelSpec,
+    work: Path,
+    capacity: int,
+) -> tuple[str, ...]:
+    """Compile a model and keep its standard graph beside it, for later checks."""
+    source, engine = exported / portable.file, work / spec.file
+    compiled = backend.compile_model(source, portable, capacity, engine.parent)
+    shutil.copyfile(source, engine.parent / STANDARD_GRAPH)
+    return compiled.lowered
+
+
+def _check_engine(
+    backend: Backend,
+    work: Path,
+    name: str,
+    spec: ModelSpec,
+    options: BuildOptions,
+    progress: Progress,
+) -> Comparison:
+    """Hold the compiled engine against its standard graph."""
+    progress(f"checking the compiled {name}", 0, 1)
+    result = compare_with_standard(backend, work, spec, options.max_len)
+    progress(f"checking the compiled {name}", 1, 1)
+    if not result.agrees:
+        raise BuildError(f"the compiled {name} does not compute its graph: {result.describe()}")
+    return result
+
+
+def compare_with_standard(
+    backend: Backend, directory: Path, spec: ModelSpec, max_len: int
+) -> Comparison:
+    """Compare a bundle's engine with its standard graph in ONNX Runtime."""
+    from spec_export.engines.ort import OrtBackend
+
+    engine = backend.open_model(directory / spec.file, spec)
+    standard_file = (directory / spec.file).parent / STANDARD_GRAPH
+    standard = OrtBackend(backend.threads).open_model(standard_file, spec)
+    return compare_engines(backend.device, engine, standard, spec, max_len)
+
+
+def _compile_sampling(
+    backend: Backend,
+    exported: Path,
+    graphs: GraphsSpec,
+    symbols: dict[str, int],
+    work: Path,
+) -> dict[str, SamplingSpec]:
+    compiled = {}
+    for name, spec in graphs.sampling.items():
+        if name.startswith("accept") and graphs.method == "none":
+            continue
+        for rows in _row_counts(name, graphs):
+            pins = symbols | {"R": rows}
+            label = f"{name}.{rows}" if rows else name
+            file = f"sampling/{label}.onnx"
+            backend.compile_sampling(exported / spec.file, pins, work / file)
+            compiled[label] = SamplingSpec(
+                file,
+                tuple(tensor.pinned(pins) for tensor in spec.inputs),
+                tuple(tensor.pinned(pins) for tensor in spec.outputs),
+            )
+    return compiled
+
+
+def _row_counts(name: str, graphs: GraphsSpec) -> tuple[int, ...]:
+    """Logit rows of the passes whose logits a `sample` or `propose` graph reads; 0: does not vary."""
+    if name.startswith("sample"):
+        roles = graphs.models["target"].roles
+        fixed = {role.logit_rows for role in roles if role.name != "verify"}
+    elif name.startswith("propose"):
+        fixed = {role.logit_rows for role in graphs.models["draft"].roles if role.name != "prefill"}
+    else:
+        return (0,)
+    return tuple(sorted(int(rows) for rows in fixed))

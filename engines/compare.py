@@ -1,0 +1,101 @@
+"""Hold one engine against another of the same model: same inputs, every role, several lengths."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from spec_export.engines.backend import Device, Engine
+from spec_export.engines.graphs import ModelSpec
+from spec_export.engines.passes import PassRunner
+
+# Of the largest logit. Two float32 kernels of one graph differ by summation order (2e-6 measured
+# on 30 layers); half precision by its epsilon of 1e-3 times the depth.
+_RELATIVE = {"float32": 1e-4, "float16": 3e-2, "bfloat16": 1e-1}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a comparison found.
+
+    Attributes:
+        passes: passes compared.
+        worst_logit: largest difference of a logit.
+        tolerance: what it was held against.
+        argmax_agreement: share of rows with the same best token.
+        touched: a pass that changed cache rows other than its own, or None.
+        where: role and length of the worst difference.
+    """
+
+    passes: int
+    worst_logit: float
+    tolerance: float
+    argmax_agreement: float
+    touched: str | None
+    where: str
+
+    @property
+    def agrees(self) -> bool:
+        """Whether everything is within bounds."""
+        return self.touched is None and self.worst_logit <= self.tolerance
+
+    def describe(self) -> str:
+        """One line for a message."""
+        if self.touched is not None:
+            return f"{self.touched} wrote cache rows outside its own"
+        return (
+            f"logits differ by {self.worst_logit:.3g} at {self.where} (allowed: "
+            f"{self.tolerance:.3g})"
+        )
+
+
+def compare_engines(
+    device: Device, engine: Engine, standard: Engine, spec: ModelSpec, max_len: int
+) -> Comparison:
+    """Run both engines over the same tokens.
+
+    Also checks that `engine` writes its cache in place: rows outside `kv_len .. kv_len + T` keep
+    their bits.
+    """
+    ours, theirs = PassRunner(device, engine, spec), PassRunner(device, standard, spec)
+    tokens = np.random.default_rng(7).integers(0, spec.vocabulary, max_len)
+    theirs.prefill(tokens)
+    filled = theirs.read_caches()
+    worst, scale, agreed, rows, passes = -1.0, 1.0, 0, 0, 0
+    where, touched = "", None
+    for role in spec.roles:
+        width = min(int(role.rows), max_len)
+        for kv_len in sorted({0, max_len // 2, max_len - width}):
+            ours.write_caches(filled)
+            theirs.write_caches(filled)
+            chosen = np.arange(width)[-int(role.logit_rows) :]
+            part = tokens[kv_len : kv_len + width]
+            logits = ours.run(role.name, part, kv_len, chosen)
+            expected = theirs.run(role.name, part, kv_len, chosen)
+            difference = _difference(logits, expected)
+            if difference > worst or not np.isfinite(difference):
+                worst, where = difference, f"role {role.name}, kv_len {kv_len}"
+            if _wrote_elsewhere(ours.read_caches(), filled, kv_len, int(role.rows)):
+                touched = touched or f"role {role.name} at kv_len {kv_len}"
+            scale = max(scale, float(np.abs(expected).max()))
+            agreed += int((logits.argmax(-1) == expected.argmax(-1)).sum())
+            rows += len(logits)
+            passes += 1
+    tolerance = _RELATIVE[spec.dtype] * scale
+    return Comparison(passes, worst, tolerance, agreed / rows, touched, where)
+
+
+def _difference(a: np.ndarray, b: np.ndarray) -> float:
+    worst = float(np.abs(a - b).max())
+    return worst if np.isfinite(worst) else float("inf")
+
+
+def _wrote_elsewhere(
+    after: list[np.ndarray], before: list[np.ndarray], kv_len: int, rows: int
+) -> bool:
+    return any(
+        not np.array_equal(new[:, :, :kv_len], old[:, :, :kv_len])
+        or not np.array_equal(new[:, :, kv_len + rows :], old[:, :, kv_len + rows :])
+        for new, old in zip(after, before, strict=True)
+    )

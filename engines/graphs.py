@@ -1,0 +1,199 @@
+"""What `graphs.json` says: the graphs of an exported directory, their tensors and their states.
+
+The runtime allocates and binds from these descriptions alone; no tensor name is ever parsed.
+Dimensions are numbers, or the symbols `T` (rows of a pass), `R` (rows with logits), `C` (cache
+capacity), `G` (drafts) and `M` (G + 1) until `build` pins them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+GRAPHS_SCHEMA = 1
+GRAPHS_FILE = "graphs.json"
+
+Dim = int | str
+Mask = Literal["chain", "tree"]
+ElementType = Literal["float32", "float16", "bfloat16", "int64", "int32", "bool"]
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One input or output of a graph."""
+
+    name: str
+    dtype: ElementType
+    dims: tuple[Dim, ...]
+
+    def pinned(self, values: dict[str, int]) -> TensorSpec:
+        """The same tensor with every symbol that `values` names replaced."""
+        dims = tuple(values.get(d, d) if isinstance(d, str) else d for d in self.dims)
+        return replace(self, dims=dims)
+
+
+@dataclass(frozen=True)
+class StateSpec:
+    """A cache: what goes in as `input` comes out as `output`, in the same memory when `aliased`."""
+
+    input: str
+    output: str
+    kind: Literal["self", "cross", "recurrent"]
+    length_axis: int
+    dtype: ElementType
+    dims: tuple[Dim, ...]
+    window: int | None
+    aliased: bool
+
+
+@dataclass(frozen=True)
+class RoleSpec:
+    """One use of a model graph: `rows` per pass, of which `logit_rows` get logits.
+
+    In an exported directory the two may be the expressions `chunk` and `gamma+1`.
+    """
+
+    name: str
+    rows: Dim
+    logit_rows: Dim
+    mask: Mask
+
+
+@dataclass(frozen=True)
+class TapSpec:
+    """Hidden states of a layer boundary that a head needs."""
+
+    name: str
+    layer: int
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A target or a draft.
+
+    Attributes:
+        file: the graph, relative to the directory.
+        architecture: class name of the model it was traced from.
+        dtype: element type of the weights and caches.
+        vocabulary: size of a row of logits.
+        max_position: positions the model was made for; later ones are clamped.
+        layers: number of layers.
+        inputs: every input, caches included, in graph order.
+        outputs: every output, caches included, in graph order.
+        states: the caches.
+        taps: hidden states among the outputs.
+        roles: how the graph is used.
+        parameters_bytes: size of the weights.
+    """
+
+    file: str
+    architecture: str
+    dtype: ElementType
+    vocabulary: int
+    max_position: int
+    layers: int
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    states: tuple[StateSpec, ...]
+    taps: tuple[TapSpec, ...]
+    roles: tuple[RoleSpec, ...]
+    parameters_bytes: int
+
+    def role(self, name: str) -> RoleSpec:
+        """The role called `name`."""
+        return next(role for role in self.roles if role.name == name)
+
+
+@dataclass(frozen=True)
+class SamplingSpec:
+    """A sampling graph: `propose_*`, `accept_*` or `sample_*`."""
+
+    file: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+@dataclass(frozen=True)
+class TextSpec:
+    """How text becomes ids and back.
+
+    Attributes:
+        tokenizer: file for `tokenizers.Tokenizer.from_file`.
+        tokenizer_sha256: of that file.
+        chat_template: jinja file, if the checkpoint has one.
+        special_tokens: names such as `bos_token`, for the template.
+        bos_id: first token of a text; None when the tokenizer has none.
+        add_bos: whether encoding a prompt puts `bos_id` in front.
+        end_ids: tokens that end a text.
+        vocabulary: ids the tokenizer knows.
+    """
+
+    tokenizer: str
+    tokenizer_sha256: str
+    chat_template: str | None
+    special_tokens: dict[str, str]
+    bos_id: int | None
+    add_bos: bool
+    end_ids: tuple[int, ...]
+    vocabulary: int
+
+
+@dataclass(frozen=True)
+class ParitySpec:
+    """What the parity check at export found, per model.
+
+    Attributes:
+        cases: passes compared (row counts x lengths).
+        positions: highest position compared, plus one.
+        worst_logit: largest difference of a logit.
+        worst_cache: largest difference of a cache entry.
+        tolerance: what `worst_logit` was held against.
+        argmax_agreement: share of rows with the same best token.
+    """
+
+    cases: int
+    positions: int
+    worst_logit: float
+    worst_cache: float
+    tolerance: float
+    argmax_agreement: float
+
+
+@dataclass(frozen=True)
+class GraphsSpec:
+    """The whole of `graphs.json`.
+
+    Attributes:
+        schema: version of this description.
+        producer: what made it, name to version.
+        source: what the checkpoints were called, model name to source.
+        opset: of every graph.
+        method: `model` (a drafting model), `ngram` (prompt lookup) or `none`.
+        models: `target`, and `draft` for method `model`.
+        sampling: sampling graphs by name.
+        text: tokenizer and chat template.
+        parity: what was checked against the checkpoint, by model name.
+    """
+
+    schema: int
+    producer: dict[str, str]
+    source: dict[str, str]
+    opset: int
+    method: Literal["model", "ngram", "none"]
+    models: dict[str, ModelSpec]
+    sampling: dict[str, SamplingSpec]
+    text: TextSpec
+    parity: dict[str, ParitySpec]
+
+
+TARGET_ROLES = (
+    RoleSpec("prefill", "chunk", 2, "chain"),
+    RoleSpec("verify", "gamma+1", "gamma+1", "chain"),
+    RoleSpec("decode", 1, 1, "chain"),
+    RoleSpec("exact_decode", 2, 2, "chain"),
+)
+DRAFT_ROLES = (
+    RoleSpec("prefill", "chunk", 1, "chain"),
+    RoleSpec("catch_up", 2, 1, "chain"),
+    RoleSpec("step", 1, 1, "chain"),
+)

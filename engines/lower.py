@@ -1,0 +1,222 @@
+"""Lowering for ONNX Runtime's CPU provider: standard attention over a cache becomes
+`GroupQueryAttention`, whose cost follows the length used instead of the capacity.
+
+Only for passes whose rows are a chain. What does not match stays as it is, layer by layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+
+from spec_export.engines.graphs import ModelSpec
+
+CONTRIB = "com.microsoft"
+_HEADS_BEHIND_ROWS = [0, 2, 1, 3]
+
+
+@dataclass(frozen=True)
+class _Lengths:
+    """Shared inputs of every lowered layer."""
+
+    last: ir.Value  # [1] int32: kv_len + T - 1
+    total: ir.Value  # [1] int32: kv_len + T
+
+
+def lower_attention(model: ir.Model, spec: ModelSpec) -> int:
+    """Replace attention where it matches; returns the number of layers replaced."""
+    graph = model.graph
+    windows = {state.output: state.window for state in spec.states}
+    lengths: _Lengths | None = None
+    lowered = 0
+    for node in [n for n in graph if n.op_type == "Attention" and n.domain == ""]:
+        writes = _cache_writes(node)
+        if writes is None or _number(node, "softcap") or _number(node, "is_causal"):
+            continue
+        if lengths is None:
+            lengths = _add_lengths(graph)
+        key, value = writes
+        assert key.outputs[0].name is not None
+        _replace(graph, node, key, value, lengths, windows[key.outputs[0].name])
+        lowered += 1
+    if lowered:
+        model.opset_imports[CONTRIB] = 1
+        _sweep(model)
+    return lowered
+
+
+def remove_unused_inputs(model: ir.Model, keep: frozenset[str]) -> None:
+    """Drop graph inputs that nothing reads any more, except those in `keep`."""
+    for value in list(model.graph.inputs):
+        if not value.consumers() and value.name not in keep:
+            model.graph.inputs.remove(value)
+
+
+def stamp_oldest(model: ir.Model) -> None:
+    """Declare the oldest operator set the graph is valid under, so that older runtimes open it.
+
+    Opset 24 only added `TensorScatter` and element types to what lowered and sampling graphs use;
+    onnxruntime for Python 3.10 (1.23) opens opset 23 and IR version 11 at most.
+    """
+    newest = {"TensorScatter", "Attention"}
+    if not any(node.op_type in newest and node.domain == "" for node in model.graph):
+        model.opset_imports[""] = 23
+        model.ir_version = min(model.ir_version, 11)
+
+
+def pin_dimensions(model: ir.Model, values: dict[str, int]) -> None:
+    """Write numbers for symbolic dimensions everywhere in the graph."""
+    graph = model.graph
+    every = [*graph.inputs, *graph.outputs, *(out for node in graph for out in node.outputs)]
+    for value in every:
+        if value.shape is not None:
+            value.shape = ir.Shape([_pinned(dim, values) for dim in value.shape])
+
+
+def _pinned(dim: int | ir.SymbolicDim, values: dict[str, int]) -> int | str | None:
+    return dim if isinstance(dim, int) else values.get(str(dim.value), dim.value)
+
+
+def _number(node: ir.Node, name: str) -> float:
+    attribute = node.attributes.get(name)
+    return 0.0 if attribute is None else float(attribute.value)
+
+
+def _cache_writes(attention: ir.Node) -> tuple[ir.Node, ir.Node] | None:
+    """The `TensorScatter`s behind key and value."""
+    found = [value.producer() if value is not None else None for value in attention.inputs[1:3]]
+    nodes = [node for node in found if node is not None and node.op_type == "TensorScatter"]
+    return (nodes[0], nodes[1]) if len(nodes) == 2 else None
+
+
+def _add_lengths(graph: ir.Graph) -> _Lengths:
+    """`kv_len + T` and one less, int32, computed once."""
+    inputs = {value.name: value for value in graph.inputs}
+    shape = ir.node("Shape", [inputs["input_ids"]], attributes={"start": 1, "end": 2})
+    total = ir.node("Add", [inputs["kv_len"], shape.outputs[0]])
+    one = _initializer(graph, "lowered.one", np.array([1], np.int64))
+    last = ir.node("Sub", [total.outputs[0], one])
+    casts = [
+        ir.node("Cast", [node.outputs[0]], attributes={"to": ir.DataType.INT32.value})
+        for node in (last, total)
+    ]
+    first = next(iter(graph))
+    graph.insert_before(first, [shape, total, last, *casts])
+    return _Lengths(casts[0].outputs[0], casts[1].outputs[0])
+
+
+def _initializer(graph: ir.Graph, name: str, content: np.ndarray) -> ir.Value:
+    if name in graph.initializers:
+        return graph.initializers[name]
+    tensor = ir.tensor(content, name=name)
+    value = ir.Value(name=name, shape=tensor.shape, type=ir.TensorType(tensor.dtype))
+    value.const_value = tensor
+    graph.initializers[name] = value
+    return value
+
+
+def _replace(
+    graph: ir.Graph,
+    attention: ir.Node,
+    key: ir.Node,
+    value: ir.Node,
+    lengths: _Lengths,
+    window: int | None,
+) -> None:
+    query, past_key, past_value = attention.inputs[0], key.inputs[0], value.inputs[0]
+    assert query is not None and past_key is not None and past_value is not None
+    assert query.shape is not None and past_key.shape is not None
+    heads, kv_heads = int(query.shape[1]), int(past_key.shape[1])
+    rows = [_flat(graph, attention, v) for v in (query, key.inputs[1], value.inputs[1])]
+    attributes = {
+        "num_heads": heads,
+        "kv_num_heads": kv_heads,
+        "scale": _number(attention, "scale"),
+        "local_window_size": -1 if window is None else window,
+        "do_rotary": 0,
+    }
+    inputs = [*rows, past_key, past_value, lengths.last, lengths.total]
+    fused = ir.node("GroupQueryAttention", inputs, attributes, domain=CONTRIB, num_outputs=3)
+    graph.insert_before(attention, fused)
+    for old, new in ((key.outputs[0], fused.outputs[1]), (value.outputs[0], fused.outputs[2])):
+        new.name, old.name = old.name, f"{old.name}.unlowered"
+        new.shape, new.type = old.shape, old.type
+        for position, output in enumerate(graph.outputs):
+            if output is old:
+                graph.outputs[position] = new
+    _connect_output(graph, attention, fused.outputs[0], heads, int(query.shape[3]))
+    graph.remove([attention], safe=False)
+    for node in {key, value}:
+        if not node.outputs[0].consumers():
+            graph.remove([node], safe=False)
+
+
+def _flat(graph: ir.Graph, before: ir.Node, value: ir.Value | None) -> ir.Value:
+    """The `[1, T, H*D]` form of a `[1, H, T, D]` value, without a transpose where there was one."""
+    assert value is not None and value.shape is not None
+    producer = value.producer()
+    heads = int(value.shape[1])
+    if producer is not None and producer.op_type == "RotaryEmbedding":
+        flat = _flat(graph, before, producer.inputs[0])
+        attributes = {name: attr.value for name, attr in producer.attributes.items()}
+        attributes["num_heads"] = heads
+        rotated = ir.node("RotaryEmbedding", [flat, *producer.inputs[1:]], attributes)
+        graph.insert_before(before, rotated)
+        return rotated.outputs[0]
+    if producer is not None and producer.op_type == "Transpose":
+        rows = producer.inputs[0]
+        assert rows is not None
+        if list(producer.attributes["perm"].value) == _HEADS_BEHIND_ROWS:
+            return _merged_heads(graph, before, rows)
+    swapped = ir.node("Transpose", [value], attributes={"perm": _HEADS_BEHIND_ROWS})
+    graph.insert_before(before, swapped)
+    return _merged_heads(graph, before, swapped.outputs[0])
+
+
+def _merged_heads(graph: ir.Graph, before: ir.Node, rows: ir.Value) -> ir.Value:
+    """`[1, T, H, D]` to `[1, T, H*D]`, undoing the reshape that made it if there is one."""
+    producer = rows.producer()
+    if producer is not None and producer.op_type == "Reshape":
+        flat = producer.inputs[0]
+        if flat is not None and flat.shape is not None and len(flat.shape) == 3:
+            return flat
+    merge = _initializer(graph, "lowered.merge_heads", np.array([0, 0, -1], np.int64))
+    reshaped = ir.node("Reshape", [rows, merge])
+    graph.insert_before(before, reshaped)
+    return reshaped.outputs[0]
+
+
+def _connect_output(
+    graph: ir.Graph, attention: ir.Node, flat: ir.Value, heads: int, size: int
+) -> None:
+    """Feed `[1, T, H*D]` to what read the attention, skipping its transpose and reshape."""
+    old = attention.outputs[0]
+    merged = _only_reader(old, "Transpose")
+    reshaped = _only_reader(merged.outputs[0], "Reshape") if merged is not None else None
+    shape = None if reshaped is None else reshaped.outputs[0].shape
+    if reshaped is not None and shape is not None and len(shape) == 3:
+        flat.shape, flat.type = reshaped.outputs[0].shape, reshaped.outputs[0].type
+        reshaped.outputs[0].replace_all_uses_with(flat)
+        return
+    split = _initializer(
+        graph, f"lowered.split_heads_{heads}_{size}", np.array([0, 0, heads, size], np.int64)
+    )
+    rows = ir.node("Reshape", [flat, split])
+    back = ir.node("Transpose", [rows.outputs[0]], attributes={"perm": _HEADS_BEHIND_ROWS})
+    graph.insert_before(attention, [rows, back])
+    old.replace_all_uses_with(back.outputs[0])
+
+
+def _only_reader(value: ir.Value, op_type: str) -> ir.Node | None:
+    readers: Sequence[ir.Node] = tuple(value.consumers())
+    return readers[0] if len(readers) == 1 and readers[0].op_type == op_type else None
+
+
+def _sweep(model: ir.Model) -> None:
+    ir.passes.Sequential(
+        common.RemoveUnusedNodesPass(), common.TopologicalSortPass(), common.NameFixPass()
+    )(model)

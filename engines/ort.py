@@ -1,0 +1,248 @@
+"""ONNX Runtime on the CPU.
+
+One session per model serves every role: rows are a free dimension, the cache capacity is pinned.
+All sessions of a process share one thread pool, so that the spinning workers of one model do not
+take the cores from the next.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+from onnxruntime.capi import _pybind_state as native
+
+from spec_export.engines.backend import Buffer, Compiled
+from spec_export.engines.errors import EngineError
+from spec_export.engines.extras import require
+from spec_export.engines.graphs import ModelSpec, SamplingSpec, TensorSpec
+from spec_export.engines.manifest import DeviceSpec
+
+_HOST = native.OrtDevice(native.OrtDevice.cpu(), native.OrtDevice.default_memory(), 0)
+_QUIET = 3
+_pool_threads: int | None = None
+
+
+class HostDevice:
+    """Ordinary memory, aligned to 64 bytes."""
+
+    def allocate(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Buffer:
+        """Zeroed memory."""
+        kind = np.dtype(dtype)
+        count = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+        raw = np.zeros(count + 64, np.uint8)
+        start = -raw.ctypes.data % 64
+        host = raw[start : start + count].view(kind).reshape(shape)
+        return Buffer(host.ctypes.data, tuple(shape), kind, host, raw)
+
+    def upload(self, target: Buffer, source: np.ndarray) -> None:
+        """Copy from a host array."""
+        assert target.host is not None
+        np.copyto(target.host, source)
+
+    def download(self, source: Buffer, target: np.ndarray) -> None:
+        """Copy to a host array."""
+        assert source.host is not None
+        np.copyto(target, source.host)
+
+    def copy(self, source: Buffer, target: Buffer) -> None:
+        """Copy between buffers."""
+        assert source.host is not None and target.host is not None
+        np.copyto(target.host, source.host)
+
+    def clear(self, target: Buffer, axis: int, start: int) -> None:
+        """Fill with zeros from index `start` of `axis` on."""
+        assert target.host is not None
+        target.host[(slice(None),) * axis + (slice(start, None),)] = 0
+
+
+class OrtCall:
+    """A bound session."""
+
+    def __init__(self, session: Any, binding: Any, keep: Mapping[str, Buffer]) -> None:
+        self._run, self._binding, self._keep = session.run_with_iobinding, binding, keep
+        self._options = ort.RunOptions()
+
+    def enqueue(self) -> None:
+        """Run once."""
+        try:
+            self._run(self._binding, self._options)
+        except Exception as error:
+            raise EngineError(f"onnxruntime failed: {error}") from error
+
+
+class OrtEngine:
+    """A session and the description of its tensors."""
+
+    def __init__(
+        self,
+        session: ort.InferenceSession,
+        inputs: tuple[TensorSpec, ...],
+        outputs: tuple[TensorSpec, ...],
+        roles: Mapping[str, tuple[int, int]],
+        aliases: Mapping[str, str],
+    ) -> None:
+        self._session = session
+        self._read = {value.name for value in session.get_inputs()}
+        self.inputs = {spec.name: spec for spec in inputs}
+        self.outputs = {spec.name: spec for spec in outputs}
+        self._roles, self._aliases = roles, aliases
+
+    def bind(self, role: str, buffers: Mapping[str, Buffer]) -> OrtCall:
+        """Bind `buffers` by tensor name for `role`."""
+        symbols = self._symbols(role)
+        binding = self._session.io_binding()._iobinding
+        for name, spec in self.inputs.items():
+            buffer = _checked(buffers, name, spec, symbols, role)
+            if name in self._read:
+                binding.bind_input(name, _HOST, buffer.dtype.type, buffer.shape, buffer.address)
+        for name, spec in self.outputs.items():
+            buffer = _checked(buffers, name, spec, symbols, role)
+            binding.bind_output(name, _HOST, buffer.dtype.type, buffer.shape, buffer.address)
+        for output, source in self._aliases.items():
+            if buffers[output].address != buffers[source].address:
+                raise EngineError(f"{output} must be the same memory as {source}: caches grow in place")
+        return OrtCall(self._session._sess, binding, dict(buffers))
+
+    def _symbols(self, role: str) -> dict[str, int]:
+        if role not in self._roles:
+            raise EngineError(f"no role {role!r}; this engine has {', '.join(self._roles) or 'none'}")
+        rows, logit_rows = self._roles[role]
+        return {"T": rows, "R": logit_rows}
+
+
+def _checked(
+    buffers: Mapping[str, Buffer], name: str, spec: TensorSpec, symbols: dict[str, int], role: str
+) -> Buffer:
+    if name not in buffers:
+        raise EngineError(f"role {role}: nothing is bound to {name}")
+    buffer = buffers[name]
+    wanted = tuple(symbols.get(d, -1) if isinstance(d, str) else d for d in spec.dims)
+    if buffer.shape != wanted or buffer.dtype != np.dtype(spec.dtype):
+        raise EngineError(
+            f"role {role}: {name} is {spec.dtype} {list(wanted)}, "
+            f"bound was {buffer.dtype} {list(buffer.shape)}"
+        )
+    return buffer
+
+
+class OrtBackend:
+    """ONNX Runtime, CPU execution provider."""
+
+    name = "onnxruntime"
+
+    def __init__(self, threads: int | None = None) -> None:
+        self.device = HostDevice()
+        self.threads = _start_pool(threads or default_threads())
+
+    def compile_model(self, graph: Path, spec: ModelSpec, capacity: int, out: Path) -> Compiled:
+        """Lower attention, pin the capacity, and write the graph and its weights into `out`."""
+        require("build", "onnx_ir")
+        import onnx_ir as ir
+
+        from spec_export.engines import lower
+
+        model = ir.load(graph)
+        lower.pin_dimensions(model, {"C": capacity})
+        layers = lower.lower_attention(model, spec)
+        lower.remove_unused_inputs(model, frozenset({"input_ids", "kv_len"}))
+        lower.stamp_oldest(model)
+        out.mkdir(parents=True, exist_ok=True)
+        for data in external_files(model, graph.parent):
+            shutil.copyfile(data, out / data.name)
+        ir.save(model, out / graph.name)
+        return Compiled(graph.name, (f"GroupQueryAttention: {layers} of {spec.layers} layers",))
+
+    def compile_sampling(self, graph: Path, pins: Mapping[str, int], out: Path) -> None:
+        """Pin the symbols and write the graph."""
+        require("build", "onnx_ir")
+        import onnx_ir as ir
+
+        from spec_export.engines import lower
+
+        model = ir.load(graph)
+        lower.pin_dimensions(model, dict(pins))
+        lower.stamp_oldest(model)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        ir.save(model, out)
+
+    def open_model(self, file: Path, spec: ModelSpec) -> OrtEngine:
+        """Open a session for every role of a model."""
+        roles = {role.name: (int(role.rows), int(role.logit_rows)) for role in spec.roles}
+        aliases = {state.output: state.input for state in spec.states if state.aliased}
+        return OrtEngine(self._session(file), spec.inputs, spec.outputs, roles, aliases)
+
+    def open_sampling(self, file: Path, spec: SamplingSpec) -> OrtEngine:
+        """Open a session for a sampling graph; its one role is called `run`."""
+        return OrtEngine(self._session(file), spec.inputs, spec.outputs, {"run": (0, 0)}, {})
+
+    def describe(self) -> DeviceSpec:
+        """This processor and this library."""
+        return DeviceSpec(
+            self.name, ort.__version__, _processor_name(), platform.machine(), self.threads
+        )
+
+    def _session(self, file: Path) -> ort.InferenceSession:
+        options = ort.SessionOptions()
+        options.use_per_session_threads = False
+        options.log_severity_level = _QUIET
+        try:
+            return ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+        except Exception as error:
+            raise EngineError(f"onnxruntime {ort.__version__} cannot open {file}: {error}") from error
+
+
+def default_threads() -> int:
+    """Processors this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _start_pool(threads: int) -> int:
+    """Size the shared pool on first use; it cannot be changed within a process."""
+    global _pool_threads
+    if _pool_threads is None:
+        try:
+            ort.set_global_thread_pool_sizes(threads, 1)
+        except Exception as error:
+            raise EngineError(
+                "this process already runs onnxruntime with a thread pool of its own size: "
+                "open the bundle before other code sets one"
+            ) from error
+        _pool_threads = threads
+    elif _pool_threads != threads:
+        raise EngineError(
+            f"asked for {threads} threads, but this process already runs onnxruntime with "
+            f"{_pool_threads}; use one thread count per process"
+        )
+    return threads
+
+
+def external_files(model: Any, directory: Path) -> list[Path]:
+    """The external-data files of a graph, checked to be files beside it."""
+    names = set()
+    for value in model.graph.initializers.values():
+        location = getattr(value.const_value, "location", None)
+        if location is not None:
+            names.add(str(location))
+    for name in names:
+        if Path(name).name != name or not (directory / name).is_file():
+            raise EngineError(f"external data {name!r} is not a file beside its graph in {directory}")
+    return [directory / name for name in sorted(names)]
+
+
+def _processor_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

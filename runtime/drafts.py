@@ -1,0 +1,165 @@
+"""Where drafts come from: a smaller model, or the text so far."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+import numpy as np
+
+from spec_export.engines.backend import Buffer
+from spec_export.engines.passes import BoundRole, allocate_caches, bind_role
+from spec_export.runtime.buffers import HostMirror, RoundBuffers
+from spec_export.runtime.ngram import NgramIndex
+from spec_export.runtime.opened import OpenedBundle
+from spec_export.runtime.sampling import SamplingCalls
+
+Kind = Literal["one_hot", "dense"]
+
+
+class Draft(Protocol):
+    """A source of drafts for one session. It reads the session's history and owns its own length.
+
+    Attributes:
+        lag: committed tokens it has not seen, beyond those its next pass takes in anyway.
+    """
+
+    @property
+    def lag(self) -> int: ...
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        """Take in committed tokens that follow what it has seen."""
+
+    def propose(self, n: int, sampling: SamplingCalls) -> int:
+        """Write up to `n` drafts into the round's buffers; returns how many."""
+
+    def commit(self, tokens: Sequence[int], n_accepted: int) -> None:
+        """The history grew by `tokens`, the first `n_accepted` of them drafts."""
+
+    def rewind(self, length: int) -> None:
+        """Forget everything from committed token `length` on."""
+
+    def recover(self, length: int) -> None:
+        """After a failed pass: nothing past cache row `length` may be anything but zero."""
+
+
+class NgramDraft:
+    """Prompt lookup. Drafts are found on the host and carry no distribution."""
+
+    lag = 0
+
+    def __init__(self, host: HostMirror) -> None:
+        self._host, self._index = host, NgramIndex()
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        """Index committed tokens."""
+        for token in tokens:
+            self._index.append(token)
+
+    def propose(self, n: int, sampling: SamplingCalls) -> int:
+        """Write what followed the last n-gram before."""
+        found = self._index.continuation(n)
+        if found:
+            self._host.set_drafts(found)
+        return len(found)
+
+    def commit(self, tokens: Sequence[int], n_accepted: int) -> None:
+        """Index what the round emitted."""
+        self.prefill(tokens)
+
+    def rewind(self, length: int) -> None:
+        """Forget everything from `length` on."""
+        self._index.truncate(length)
+
+    def recover(self, length: int) -> None:
+        """It has no cache."""
+
+
+class ModelDraft:
+    """A smaller language model with its own cache.
+
+    Its first pass of a round catches up: it is fed the last two committed tokens, so the row that a
+    full acceptance or a rejection left stale is written anew, with no case distinction. A longer
+    lag, after steps without drafts, is replayed through `prefill`.
+
+    Attributes:
+        length: cache rows that hold committed tokens.
+        logits: of each pass of a round, in order.
+    """
+
+    def __init__(
+        self, opened: OpenedBundle, buffers: RoundBuffers, history: Sequence[int]
+    ) -> None:
+        assert opened.draft is not None
+        self._device, self._engine = opened.device, opened.draft
+        self._spec = opened.manifest.models["draft"]
+        self._capacity = opened.manifest.capacity
+        self._history = history
+        self._caches = allocate_caches(opened.device, self._spec)
+        self._prefill = self._bind("prefill", {})
+        self._passes = [self._bind_pass(buffers, i) for i in range(buffers.gamma)]
+        self._chunk = np.zeros((1, self._prefill.rows), np.int64)
+        self._start = np.zeros(1, np.int64)
+        self.logits: list[Buffer] = [bound.buffers["logits"] for bound in self._passes]
+        self.length = 0
+
+    @property
+    def lag(self) -> int:
+        """Committed tokens that a catch-up pass would not reach."""
+        return max(0, len(self._history) - 2 - self.length)
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        """Run committed tokens through the model, as far as its positions reach."""
+        chunk, rows = self._chunk, self._prefill.rows
+        stop = min(len(tokens), max(0, self._spec.max_position - self.length))
+        for start in range(0, stop, rows):
+            part = tokens[start : min(start + rows, stop)]
+            assert self.length + rows <= self._capacity
+            chunk.fill(0)
+            chunk[0, : len(part)] = part
+            self._start[0] = self.length
+            self._device.upload(self._prefill.buffers["input_ids"], chunk)
+            self._device.upload(self._prefill.buffers["kv_len"], self._start)
+            self._prefill.call.enqueue()
+            self.length += len(part)
+
+    def propose(self, n: int, sampling: SamplingCalls) -> int:
+        """Draft `n` tokens; fewer or none where the text outgrows the model's positions."""
+        committed = len(self._history)
+        n = min(n, self._spec.max_position - committed + 1)
+        if n <= 0 or committed < 2:
+            return 0
+        if self.lag:
+            self.prefill(self._history[self.length : committed - 2])
+        for i in range(n):
+            self._passes[i].call.enqueue()
+            sampling.draw_for_propose(committed, i)
+            sampling.propose[i].enqueue()
+        self.length = committed + n - 1
+        return n
+
+    def commit(self, tokens: Sequence[int], n_accepted: int) -> None:
+        """Rows of refused drafts are stale; they are written again before they are read."""
+        before = len(self._history) - len(tokens)
+        self.length = min(self.length, before + n_accepted)
+
+    def rewind(self, length: int) -> None:
+        """Forget everything from `length` on."""
+        self.length = min(self.length, length)
+
+    def recover(self, length: int) -> None:
+        """Zero the cache past row `length`."""
+        self.length = min(self.length, length)
+        for state in self._spec.states:
+            self._device.clear(self._caches[state.input], state.length_axis, self.length)
+
+    def _bind_pass(self, buffers: RoundBuffers, i: int) -> BoundRole:
+        tokens = buffers.drafts.part(i - 1, i) if i else buffers.pair
+        given = {
+            "input_ids": tokens.shaped(1, tokens.shape[0]),
+            "kv_len": buffers.draft_kv_len.part(i, i + 1),
+        }
+        return self._bind("step" if i else "catch_up", given)
+
+    def _bind(self, role: str, given: dict[str, Buffer]) -> BoundRole:
+        return bind_role(self._device, self._engine, self._spec, role, self._caches, given)

@@ -1,0 +1,86 @@
+"""What a generation did: rounds, drafts, acceptance and times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Stats:
+    """Counts of one generation; whatever a stop cut off is counted nowhere.
+
+    Attributes:
+        gamma: drafts a round may have, as used.
+        prompt_tokens: tokens of the prompt.
+        emitted: tokens of the text.
+        rounds: passes that verified drafts.
+        plain_steps: passes without drafts.
+        drafted: drafts verified.
+        accepted: drafts that became text.
+        rejections: rounds in which a draft was refused, and no stop hid it.
+        drafted_at: per position, rounds that had a draft there.
+        accepted_at: per position, rounds whose draft there became text.
+        ttft_ms: time to the first token, prompt included.
+        decode_ms: time of all tokens after the first.
+    """
+
+    gamma: int
+    prompt_tokens: int = 0
+    emitted: int = 0
+    rounds: int = 0
+    plain_steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    rejections: int = 0
+    drafted_at: list[int] = field(default_factory=list)
+    accepted_at: list[int] = field(default_factory=list)
+    ttft_ms: float = 0.0
+    decode_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.drafted_at = self.drafted_at or [0] * self.gamma
+        self.accepted_at = self.accepted_at or [0] * self.gamma
+
+    def count_round(self, n_draft: int, n_accepted: int, kept: int) -> None:
+        """Count a round that emitted `n_accepted + 1` tokens, of which a stop left `kept`."""
+        self.emitted += kept
+        if n_draft == 0:
+            self.plain_steps += 1
+            return
+        accepted = min(n_accepted, kept)
+        self.rounds += 1
+        self.drafted += n_draft
+        self.accepted += accepted
+        if n_accepted < n_draft and kept == n_accepted + 1:
+            self.rejections += 1
+        for i in range(n_draft):
+            self.drafted_at[i] += 1
+        for i in range(accepted):
+            self.accepted_at[i] += 1
+
+    @property
+    def alpha(self) -> float | None:
+        """Acceptance of a draft that was reached: accepted / (accepted + rejections).
+
+        The maximum-likelihood estimate of a truncated geometric law; accepted / drafted would
+        count drafts after a rejection, which were never tested. None where nothing was tested.
+        """
+        tested = self.accepted + self.rejections
+        return self.accepted / tested if tested else None
+
+    @property
+    def accepted_per_position(self) -> list[float | None]:
+        """Share of rounds with a draft at a position in which it became text."""
+        pairs = zip(self.accepted_at, self.drafted_at, strict=True)
+        return [accepted / drafted if drafted else None for accepted, drafted in pairs]
+
+    @property
+    def tokens_per_round(self) -> float | None:
+        """Tokens per target pass after the prompt, passes without drafts included."""
+        passes = self.rounds + self.plain_steps
+        return (self.emitted - 1) / passes if passes else None
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Decode speed: tokens after the first by the time they took."""
+        return (self.emitted - 1) / self.decode_ms * 1e3 if self.decode_ms else None

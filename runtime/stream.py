@@ -1,0 +1,165 @@
+"""Generate text as a stream of pieces, stopping exactly where plain decoding would.
+
+Tokens of a round are taken one by one: an end token, a completed stop string, the token limit or
+the end of the context ends the text at that token, whatever else the round had accepted, and the
+session's lengths are moved back to it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from spec_export.engines.errors import RequestError
+from spec_export.runtime.opened import OpenedBundle
+from spec_export.runtime.sampling import Sampling
+from spec_export.runtime.session import Plain, RoundResult, Session
+from spec_export.runtime.stats import Stats
+from spec_export.runtime.text import StopStrings
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to generate after a prompt.
+
+    Attributes:
+        max_tokens: tokens at most; None: as many as the context holds.
+        sampling: temperature and seed.
+        gamma: drafts per round, 0 (plain) to the built gamma; None: the built gamma.
+        stop: strings that end the text and are not part of it.
+        ignore_end: go on past end tokens.
+        fast_plain: steps without drafts run one row, whose bits may differ from a verify pass.
+    """
+
+    max_tokens: int | None = None
+    sampling: Sampling = field(default_factory=Sampling)
+    gamma: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_end: bool = False
+    fast_plain: bool = False
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of the text.
+
+    Attributes:
+        text: characters that are final; may be empty while one is unfinished.
+        tokens: ids this piece adds.
+        logprobs: of each id, under the raw target distribution.
+        n_accepted: how many of the ids were drafts.
+        finish: why the text ended, on the last piece only: `stop` (an end token or a stop string)
+            or `length` (the limit or the context).
+        stats: counts so far; the same object on every piece.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    n_accepted: int
+    finish: FinishReason | None
+    stats: Stats
+
+
+def generate(session: Session, prompt: Sequence[int], request: Request) -> Iterator[Piece]:
+    """Generate after `prompt`, yielding a piece per round.
+
+    The session is restarted. An iterator abandoned midway leaves it valid and ready for the next.
+
+    Raises:
+        RequestError: the prompt or the request does not fit the bundle.
+        NonFiniteError: the target produced NaN or infinity.
+    """
+    gamma = effective_gamma(session.opened, request)
+    plain = plain_role(session.opened, request)
+    if request.max_tokens is not None and request.max_tokens < 1:
+        raise RequestError(f"max_tokens={request.max_tokens}: at least 1 is generated")
+    return _pieces(session, list(prompt), request, gamma, plain)
+
+
+def effective_gamma(opened: OpenedBundle, request: Request) -> int:
+    """The request's gamma, checked against the built one."""
+    built = opened.manifest.gamma
+    if request.gamma is None:
+        return built
+    if not 0 <= request.gamma <= built:
+        fix = f"use 0 to {built}" if opened.manifest.method != "none" else "use 0"
+        raise RequestError(
+            f"gamma={request.gamma} but the bundle was built for gamma={built}; {fix}, or rebuild "
+            f"with `--gamma {max(request.gamma, 1)}`"
+        )
+    return request.gamma
+
+
+def plain_role(opened: OpenedBundle, request: Request) -> Plain:
+    """How steps without drafts are run: exactly where the engine can, unless the fast way is asked.
+
+    On an engine without row invariance nothing is exact, and the fast way is the only sensible one.
+    """
+    if request.fast_plain or opened.exactness == "none":
+        return "decode"
+    return "verify" if opened.exactness == "row_invariant" else "exact_decode"
+
+
+def _pieces(
+    session: Session, prompt: list[int], request: Request, gamma: int, plain: Plain
+) -> Iterator[Piece]:
+    stats = Stats(gamma=gamma, prompt_tokens=len(prompt))
+    text = _TextEnd(session, request)
+    started = time.perf_counter()
+    session.begin(request.sampling, plain)
+    session.prefill(prompt)
+    limit = session.room if request.max_tokens is None else min(request.max_tokens, session.room)
+    if limit == 0:
+        stats.ttft_ms = (time.perf_counter() - started) * 1e3
+        yield Piece("", (), (), 0, "length", stats)
+        return
+    result = session.first()
+    first_at = time.perf_counter()
+    stats.ttft_ms = (first_at - started) * 1e3
+    kept, piece, finish = text.take(result, limit)
+    stats.emitted += kept
+    while True:
+        if kept < len(result.tokens):
+            session.rewind(len(session.history) - (len(result.tokens) - kept))
+        tokens, logprobs = tuple(result.tokens[:kept]), tuple(result.logprobs[:kept])
+        yield Piece(piece, tokens, logprobs, min(result.n_accepted, kept), finish, stats)
+        if finish is not None:
+            return
+        result = session.round(min(gamma, limit - stats.emitted - 1))
+        kept, piece, finish = text.take(result, limit - stats.emitted)
+        stats.count_round(result.n_draft, result.n_accepted, kept)
+        stats.decode_ms = (time.perf_counter() - first_at) * 1e3
+
+
+class _TextEnd:
+    """Decodes tokens and finds the end of the text."""
+
+    def __init__(self, session: Session, request: Request) -> None:
+        self._stream = session.opened.text.stream()
+        self._stops = StopStrings(request.stop)
+        self._ends = () if request.ignore_end else session.opened.manifest.text.end_ids
+
+    def take(self, result: RoundResult, limit: int) -> tuple[int, str, FinishReason | None]:
+        """Tokens of a round to keep, at most `limit`; their text; why the text ends there, if so."""
+        shown = ""
+        for count, token in enumerate(result.tokens, start=1):
+            if token in self._ends:
+                return count, shown + self._rest(), "stop"
+            text, stopped = self._stops.add(self._stream.add(token))
+            shown += text
+            if stopped:
+                return count, shown, "stop"
+            if count == limit:
+                rest, stopped = self._stops.add(self._stream.finish())
+                shown += rest if stopped else rest + self._stops.finish()
+                return count, shown, "stop" if stopped else "length"
+        return len(result.tokens), shown, None
+
+    def _rest(self) -> str:
+        rest, stopped = self._stops.add(self._stream.finish())
+        return rest if stopped else rest + self._stops.finish()
