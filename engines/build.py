@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -33,6 +34,7 @@ from spec_export.engines.strict import read_json, to_json
 GAMMA_RANGE = (1, 16)
 LONGEST_CHUNK = 4096
 STANDARD_GRAPH = "standard.onnx"
+SelfCheck = Callable[[Path, VerifiedFiles], None]
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ def build_bundle(
     options: BuildOptions | None = None,
     memory: VerifiedFiles | None = None,
     progress: Progress = no_progress,
+    self_check: SelfCheck = lambda path, memory: None,
 ) -> Bundle:
     """Compile an exported directory for this device.
 
@@ -90,6 +93,8 @@ def build_bundle(
         options: gamma, context length and chunk.
         memory: where hashes of the new files are remembered.
         progress: called with (step, done, total).
+        self_check: called with the finished bundle, still beside `out`, and the hashes of its
+            files; what it raises leaves no bundle.
 
     Raises:
         BuildError: the options do not fit the models, or a lowered engine computes something else.
@@ -99,7 +104,7 @@ def build_bundle(
     graphs = read_exported(exported)
     check_options(options, graphs)
     check_replaceable(out, MANIFEST_FILE)
-    memory = memory or VerifiedFiles(None)
+    memory, hashed = memory or VerifiedFiles(None), VerifiedFiles(None)
     gamma = options.gamma if graphs.method != "none" else 0
     capacity = capacity_for(options, gamma)
     symbols = {"C": capacity, "G": gamma, "M": gamma + 1}
@@ -139,9 +144,10 @@ def build_bundle(
             parity=graphs.parity,
             lowered=lowered,
             exactness=exactness,
-            files=list_files(work, VerifiedFiles(None)),
+            files=list_files(work, hashed),
         )
         (work / MANIFEST_FILE).write_text(to_json(manifest), encoding="utf-8")
+        self_check(work, hashed)
     return _open_bundle(out, memory, progress)
 
 
@@ -151,14 +157,18 @@ def check_options(options: BuildOptions, graphs: GraphsSpec) -> None:
     Raises:
         BuildError: naming the value, what is possible, and the option.
     """
+    check_shapes(options, graphs.method, graphs.models["target"].max_position)
+
+
+def check_shapes(options: BuildOptions, method: str, positions: int) -> None:
+    """Refuse what a target with `positions` positions cannot serve; see `check_options`."""
     low, high = GAMMA_RANGE
-    target = graphs.models["target"]
-    if graphs.method != "none" and not low <= options.gamma <= high:
+    if method != "none" and not low <= options.gamma <= high:
         raise BuildError(f"--gamma {options.gamma} is outside {low} to {high}")
-    if not 2 <= options.max_len <= target.max_position:
+    if not 2 <= options.max_len <= positions:
         raise BuildError(
-            f"--max-len {options.max_len}: the target has {target.max_position} positions, so a "
-            f"context is 2 to {target.max_position} tokens"
+            f"--max-len {options.max_len}: the target has {positions} positions, so a "
+            f"context is 2 to {positions} tokens"
         )
     if not 2 <= options.chunk <= LONGEST_CHUNK:
         raise BuildError(f"--chunk {options.chunk} is outside 2 to {LONGEST_CHUNK}")

@@ -149,10 +149,6 @@ def _replace(
             if output is old:
                 graph.outputs[position] = new
     _connect_output(graph, attention, fused.outputs[0], heads, int(query.shape[3]))
-    graph.remove([attention], safe=False)
-    for node in {key, value}:
-        if not node.outputs[0].consumers():
-            graph.remove([node], safe=False)
 
 
 def _flat(graph: ir.Graph, before: ir.Node, value: ir.Value | None) -> ir.Value:

@@ -139,6 +139,7 @@ def _open_directory(source: str, directory: Path, trust_remote_code: bool) -> Ch
     if not files:
         raise _no_weights(source, directory)
     stored = map_safetensors(files)
+    _refuse_more_layers_than(len(stored), source, described)
     config = _config(source, directory, trust_remote_code)
     text = text_from_directory(directory, described, trust_remote_code)
 
@@ -189,6 +190,16 @@ def _refuse_other_models(source: str, described: dict[str, Any], model_type: Any
     heads = [str(name) for name in described.get("architectures") or () if "For" in str(name)]
     if heads and not any("ForCausalLM" in name for name in heads):
         raise UnsupportedModel(f"{what} made for another task ({heads[0]})")
+
+
+def _refuse_more_layers_than(tensors: int, source: str, described: dict[str, Any]) -> None:
+    """Building a model of 10^9 layers, only to find its weights missing, would take for ever."""
+    for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers"):
+        layers = described.get(key)
+        if isinstance(layers, int) and layers > tensors:
+            raise CheckpointError(
+                f"config.json of {source} says {key} is {layers}, and there are {tensors} tensors"
+            )
 
 
 def _config(source: str, directory: Path, trust_remote_code: bool) -> PretrainedConfig:

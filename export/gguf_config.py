@@ -101,6 +101,12 @@ class _Keys:
                     "integer"
                 )
 
+        if self.get("block_count") > len(file.tensors):  # every layer is built before it is missed
+            raise CheckpointError(
+                f"{file.path}: {architecture}.block_count is {self.get('block_count')}, and the "
+                f"file has {len(file.tensors)} tensors"
+            )
+
     def get(self, key: str, default: Any = None) -> Any:
         return self.file.metadata.get(f"{self.architecture}.{key}", default)
 

@@ -54,7 +54,8 @@ class GGUFWeights:
 
     def nbytes_largest(self) -> int:
         """See `WeightSource.nbytes_largest`."""
-        return 4 * max(math.prod(self._file.tensors[name].shape) for name in self._names.values())
+        sizes = (math.prod(self._file.tensors[name].shape) for name in self._names.values())
+        return 4 * max(sizes, default=0)
 
 
 def resolve_gguf(

@@ -87,6 +87,9 @@ def _rebuild(path: Path) -> tuple[str, dict[str, str]]:
 def _as_llama_cpp(content: str, metadata: Mapping[str, Any], path: Path) -> str:
     name = metadata.get("tokenizer.ggml.pre", "default")
     described = json.loads(content)
+    # The class a tokenizer is rebuilt with adds its own special tokens, past the model's last id.
+    known = len(metadata["tokenizer.ggml.tokens"])
+    described["added_tokens"] = [a for a in described["added_tokens"] if a["id"] < known]
     if metadata.get("tokenizer.ggml.model") == "gpt2":
         if name not in {*GGUF_PRE_TOKENIZER_SPLITS, *_SINGLE_DIGITS, *_WHOLE_WORDS, *_LIKE_GPT2}:
             raise CheckpointError(

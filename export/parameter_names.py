@@ -89,7 +89,7 @@ class MappedWeights:
 
     def nbytes_largest(self) -> int:
         """See `WeightSource.nbytes_largest`."""
-        return max(self._nbytes(name, shape) for name, shape in self._shapes.items())
+        return max((self._nbytes(name, shape) for name, shape in self._shapes.items()), default=0)
 
     def _nbytes(self, name: str, shape: Shape) -> int:
         direct = self._recipes.direct.get(name)

@@ -82,8 +82,8 @@ def sampling_graphs(
 def accept_graph(variant: AcceptVariant, vocabulary: int) -> ir.Model:
     """Make the graph that judges a round's drafts and draws its last token.
 
-    Inputs: `logits [1, M, V]` float32, `draft_tokens [G]`, `n_draft [1]`, `last_id [1]` (the last
-    committed token, row 0 of the pass), `kv_len [1]` (before the pass), all int64. Sampling adds
+    Inputs: `logits [1, M, V]` float32, `draft_tokens [G]`, `n_draft [1]` (0 to G), `last_id [1]`
+    (the last committed token, row 0 of the pass), `kv_len [1]` (before it), int64. Sampling adds
     `temperature [1]` (above 0), `uniform [G]` in [0, 1), `race [K]` exponentials, all float32;
     `dense` adds `q [G, V]` float32.
 
@@ -278,7 +278,7 @@ def _draw(op: Ops, weights: ir.Value, given: Values, V: int) -> ir.Value:
     block = _race(op, op.ReduceSum(blocks, [1], keepdims=0), first_heat)  # [1]
     inside = op.Squeeze(op.Gather(blocks, block), [0])  # [64]
     token = op.Add(op.Mul(block, BLOCK), _race(op, inside, second_heat))
-    return op.Min(token, V - 1)  # weights that are all 0 or NaN may point anywhere
+    return op.Min(token, V - 1)  # NaN in the noise may point anywhere
 
 
 def _race(op: Ops, weights: ir.Value, exponentials: ir.Value) -> ir.Value:

@@ -102,6 +102,9 @@ def assemble(
         template: jinja source.
         declared_ends: end ids the configurations of the checkpoint declare.
     """
+    special = {
+        name: text for name, text in special.items() if token_id(tokenizer, text) is not None
+    }
     tokenizer.no_truncation()
     tokenizer.no_padding()
     bos_id = token_id(tokenizer, special.get("bos_token"))
@@ -138,6 +141,8 @@ def _end_of_turn(tokenizer: Tokenizer, template: str, special: dict[str, str]) -
         rendered = render(conversations=[messages], chat_template=template, **special)[0][0]
     except Exception:  # a template may demand tools, images or other roles: it declares no end then
         return None
+    if answer not in rendered:
+        return None
     after = rendered.rpartition(answer)[2].lstrip()
     ids = [
         (token.content, number)
@@ -158,7 +163,7 @@ def _special_tokens(
             token = token.get("content")
         if name not in settings and type(config.get(f"{name}_id")) is int:
             token = tokenizer.id_to_token(config[f"{name}_id"]) if config[f"{name}_id"] >= 0 else ""
-        if isinstance(token, str) and tokenizer.token_to_id(token) is not None:
+        if isinstance(token, str):
             special[name] = token
     return special
 

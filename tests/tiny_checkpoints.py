@@ -21,7 +21,9 @@ BOS, EOS, TURN = "<|bos|>", "<|eos|>", "<|turn|>"
 SPECIAL = [BOS, EOS, TURN]
 WORDS = ["th", "the", "in", "ing", "er", "on", "Ġt", "Ġth", "Ġthe", "Ġi", "Ġin"]
 CHAT = (
-    "{{ bos_token }}{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}<|turn|>\n{% endfor %}"
+    "{{ bos_token }}{% for m in messages %}"
+    "<{{ m['role'] }}>{{ m['content'] }}<|turn|>\n"
+    "{% endfor %}"
 )
 
 
@@ -42,6 +44,7 @@ def _merges(words: list[str]) -> list[tuple[str, str]]:
 
 
 VOCABULARY = tiny_tokenizer().get_vocab_size()
+IDS = torch.arange(3, 43)[None]  # longer than every window below
 # Nothing here is a default of its class, and heads do not divide the hidden size where they may.
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {"num_key_value_heads": 2, "head_dim": 32, "rope_theta": 5000.0},
@@ -99,6 +102,28 @@ def save_directory(path: Path, model: Any, **options: Any) -> Path:
     settings = {"bos_token": BOS, "eos_token": EOS, "chat_template": CHAT}
     (path / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     return path
+
+
+def logits(checkpoint: Any, shapes: dict[str, tuple[int, ...]]) -> torch.Tensor:
+    """Logits of IDS from the checkpoint's own configuration and weights."""
+    model = AutoModelForCausalLM.from_config(checkpoint.config).eval()
+    weights = checkpoint.weights_for(shapes)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(torch.from_numpy(weights.read(name).copy()))
+        return model(IDS).logits
+
+
+def expected_logits(model: Any) -> torch.Tensor:
+    """Logits of IDS from the model a checkpoint was written from."""
+    with torch.no_grad():
+        return model(IDS).logits
+
+
+def edit_json(path: Path, **changes: Any) -> None:
+    """Change keys of a JSON file, made if it is not there."""
+    content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    path.write_text(json.dumps(content | changes), encoding="utf-8")
 
 
 # --- GGUF --------------------------------------------------------------------------------------

@@ -31,6 +31,8 @@ HELD_OUT_ROWS = 32
 SAMPLE_LENGTH = 128
 PROMPT_LENGTH = 9
 PEAK_LEARNING_RATE = 1.5e-2
+# The draft is trained for fewer steps, so that it is good but far from always accepted.
+DRAFT_STEPS_DIVISOR = 4
 # Plain on purpose: rendered chats look like the training documents.
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{{ message['content'] }}"
@@ -196,8 +198,10 @@ def train(
 
 def sample(model: LlamaForCausalLM, rows: int) -> torch.Tensor:
     """Sample ``rows`` texts from ``<s>`` at temperature 1; ended texts are padded by ``</s>``."""
+    prompts = torch.full((rows, 1), BOS_ID)
     return model.generate(
-        torch.full((rows, 1), BOS_ID),
+        prompts,
+        attention_mask=torch.ones_like(prompts),
         max_length=SAMPLE_LENGTH,
         do_sample=True,
         top_k=0,
@@ -207,7 +211,13 @@ def sample(model: LlamaForCausalLM, rows: int) -> torch.Tensor:
 
 def continue_greedily(model: LlamaForCausalLM, prompts: torch.Tensor) -> torch.Tensor:
     """Return the prompts with their greedy continuations."""
-    return model.generate(prompts, max_length=SAMPLE_LENGTH, do_sample=False, pad_token_id=EOS_ID)
+    return model.generate(
+        prompts,
+        attention_mask=torch.ones_like(prompts),
+        max_length=SAMPLE_LENGTH,
+        do_sample=False,
+        pad_token_id=EOS_ID,
+    )
 
 
 @torch.no_grad()
@@ -268,44 +278,57 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--corpus", type=Path, required=True, help="text file, one verse per line")
     parser.add_argument("--out", type=Path, required=True, help="folder for target/ and draft/")
-    parser.add_argument("--steps", type=int, default=1500, help="training steps of each model")
+    parser.add_argument("--steps", type=int, default=1300, help="training steps of the target")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
 
-def main() -> None:
-    """Train, measure and save the pair."""
-    arguments = parse_arguments()
-    steps, seed = arguments.steps, arguments.seed
-    torch.manual_seed(seed)
-    torch.set_num_threads(1)
-    texts = arguments.corpus.read_text(encoding="utf-8").splitlines()
-    tokenizer = train_tokenizer(texts)
-    encoded = tokenizer.encode_batch([*texts, "\n"], add_special_tokens=False)
-    *lines, newline = [encoding.ids for encoding in encoded]
+def encode_lines(tokenizer: Tokenizer, texts: list[str]) -> tuple[list[list[int]], list[int]]:
+    """Return the token ids of every line, and those of a newline."""
+    encodings = tokenizer.encode_batch([*texts, "\n"], add_special_tokens=False)
+    *lines, newline = [encoding.ids for encoding in encodings]
+    return lines, newline
 
-    # The held-out rows are a block of consecutive lines from the middle of the corpus.
-    middle = len(lines) // 2
-    held_out_lines = lines[middle : middle + len(lines) // 40]
-    lines = lines[:middle] + lines[middle + len(held_out_lines) :]
-    held_out = pack_rows(make_documents(held_out_lines, newline, random.Random(seed)))
 
+def hold_out(lines: list[list[int]]) -> tuple[list[list[int]], list[list[int]]]:
+    """Split off a block of consecutive lines from the middle: (training, held-out) lines."""
+    start = len(lines) // 2
+    stop = start + len(lines) // 40
+    return lines[:start] + lines[stop:], lines[start:stop]
+
+
+def train_pair(
+    lines: list[list[int]], newline: list[int], steps: int, seed: int
+) -> tuple[LlamaForCausalLM, LlamaForCausalLM]:
+    """Train the target on the corpus, then the draft on the target's distribution."""
     target = LlamaForCausalLM(target_config())
     train(target, batches(lines, newline, steps, seed + 1), cross_entropy, steps)
     draft = LlamaForCausalLM(draft_config())
-    train(
-        draft,
-        batches(lines, newline, steps, seed + 2),
-        lambda logits, ids: distillation(logits, target, ids),
-        steps,
-    )
+    draft_steps = max(1, steps // DRAFT_STEPS_DIVISOR)
+    data = batches(lines, newline, draft_steps, seed + 2)
+    train(draft, data, lambda logits, ids: distillation(logits, target, ids), draft_steps)
+    return target, draft
 
-    samples = sample(target, rows=256)
+
+def main() -> None:
+    """Train, save and measure the pair."""
+    arguments = parse_arguments()
+    torch.manual_seed(arguments.seed)
+    torch.set_num_threads(1)
+    texts = arguments.corpus.read_text(encoding="utf-8").splitlines()
+    tokenizer = train_tokenizer(texts)
+    lines, newline = encode_lines(tokenizer, texts)
+    training, held_out = hold_out(lines)
+
+    target, draft = train_pair(training, newline, arguments.steps, arguments.seed)
     for model, name in ((target, "target"), (draft, "draft")):
         save(model, tokenizer, arguments.out / name)
+
+    rows = pack_rows(make_documents(held_out, newline, random.Random(arguments.seed)))
+    samples = sample(target, rows=256)
     for ids in samples[:5].tolist():
         print(repr(tokenizer.decode(ids)))
-    print(json.dumps(measure(target, draft, held_out[:HELD_OUT_ROWS], samples), indent=2))
+    print(json.dumps(measure(target, draft, rows[:HELD_OUT_ROWS], samples), indent=2))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
 
 from spec_export.export.sampling_graphs import sampling_graphs
 from spec_export.runtime.noise import Noise, Stream, race_size
@@ -714,6 +715,46 @@ def test_rows_of_nothing_but_nan_or_banned_tokens_stay_inside_the_vocabulary() -
             made = run(f"sample_{variant}", V, feeds)
             assert 0 <= made["tokens"][0] < V
             assert not np.isfinite(made["logprob"][0])
+
+
+def test_noise_of_nan_stays_inside_the_vocabulary() -> None:
+    for V in (3, 65, 1031):
+        feeds = accept_feeds(np.random.default_rng(0), 1, V) | {"row": ids(1)}
+        feeds["race"][:] = feeds["uniform"][:] = np.nan
+        for name in ("accept_one_hot", "accept_dense", "sample_temperature"):
+            assert 0 <= run(name, V, feeds)["tokens"][0] < V
+
+
+def test_a_logprob_is_nan_even_where_a_softmax_kernel_hides_it() -> None:
+    """Some vector kernels clamp their argument, and a clamp by minimum and maximum drops NaN."""
+
+    class LogSoftmax(OpRun):
+        def _run(self, x: NDArray, axis: int | None = None) -> tuple[NDArray]:
+            x = np.nan_to_num(x, nan=-88.0, posinf=88.0, neginf=-88.0)
+            return (np.log(algorithm1.softmax(x)).astype(np.float32),)
+
+    evaluator = ReferenceEvaluator(model("accept_greedy", 5), new_ops=[LogSoftmax])
+    at = evaluator.output_names.index("logprob")
+    for bad in (np.nan, np.inf):
+        feeds = accept_feeds(np.random.default_rng(0), 1, 5)
+        feeds["logits"][0, 0, [1, 3]] = -np.inf, bad
+        with np.errstate(all="ignore"):
+            made = evaluator.run(None, {k: feeds[k] for k in evaluator.input_names})
+        assert np.isnan(made[at][0])
+
+
+def test_what_is_left_may_be_as_small_as_floats_go() -> None:
+    """Rounding can leave a residual of 1e-38: its token is drawn, not one without any mass."""
+    feeds = accept_feeds(np.random.default_rng(0), 1, 130, temperature=1)
+    feeds["logits"][...] = -np.inf
+    feeds["logits"][0, 0, [0, 70]] = [0, -87]
+    feeds["q"][...] = 0
+    feeds["q"][0, 0] = 1 + 2.0**-22  # a softmax may sum to this
+    feeds["draft_tokens"][:], feeds["uniform"][:] = 0, BELOW_ONE
+    feeds["race"][:] = 30  # divided by 1e-38 it is infinite in float32
+    made = run("accept_dense", 130, feeds)
+    assert made["n_accepted"].tolist() == [0]
+    assert made["tokens"].tolist() == [70, 0]
 
 
 def test_a_draft_of_nan_leaves_the_law_alone() -> None:

@@ -1,0 +1,203 @@
+"""Checkpoint to bundle: the stages behind `export`, `build` and `model-to-engine`."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from spec_export.console import Steps, size
+from spec_export.engines.errors import BuildError
+
+if TYPE_CHECKING:
+    from spec_export.engines.build import BuildOptions
+    from spec_export.engines.bundle import Bundle, VerifiedFiles
+    from spec_export.engines.graphs import ElementType, GraphsSpec, ModelSpec
+    from spec_export.export.exporter import ExportedPair
+    from spec_export.runtime.compare import SelfCheck
+
+_NEEDED_TO_EXPORT = ("torch", "transformers", "onnx", "onnx_ir", "onnxscript", "safetensors", "gguf")
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """What to export, as the user named it."""
+
+    target: str
+    draft: str
+    dtype: ElementType
+    trust_remote_code: bool
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """What a build pins; `max_len` None: 1024, or all positions of a model with fewer."""
+
+    gamma: int
+    max_len: int | None
+    chunk: int
+    threads: int | None
+
+    def options(self, positions: int, steps: Steps) -> BuildOptions:
+        """The options for a target with `positions` positions."""
+        from spec_export.engines.build import BuildOptions
+
+        max_len = self.max_len
+        if max_len is None:
+            max_len = min(BuildOptions.max_len, positions)
+            if max_len < BuildOptions.max_len:
+                steps.say(f"context: {max_len} tokens, all that the target has positions for")
+        return BuildOptions(gamma=self.gamma, max_len=max_len, chunk=self.chunk)
+
+
+@dataclass(frozen=True)
+class Made:
+    """A new bundle and the check it passed before it was kept."""
+
+    bundle: Bundle
+    self_check: SelfCheck
+
+
+def export(checkpoints: Checkpoints, out: Path, steps: Steps) -> ExportedPair:
+    """Export to portable ONNX."""
+    from spec_export.engines.extras import require
+
+    require("export", *_NEEDED_TO_EXPORT)
+    from spec_export.export.exporter import export_pair
+
+    _silence_libraries()
+    return export_pair(
+        checkpoints.target,
+        checkpoints.draft,
+        out,
+        dtype=checkpoints.dtype,
+        trust_remote_code=checkpoints.trust_remote_code,
+        progress=steps,
+    )
+
+
+def build(exported: Path, shapes: Shapes, out: Path, backend_name: str, steps: Steps) -> Made:
+    """Compile an exported directory for this device and check the result."""
+    from spec_export.engines.build import build_bundle, read_exported
+    from spec_export.engines.bundle import default_memory
+    from spec_export.runtime.compare import check_session
+    from spec_export.runtime.opened import make_backend, open_runtime
+    from spec_export.runtime.session import Session
+
+    graphs = read_exported(exported)
+    options = shapes.options(graphs.models["target"].max_position, steps)
+    steps.say(statement(graphs, options))
+    backend = make_backend(backend_name, shapes.threads)
+    checks = []
+
+    def check(path: Path, hashed: VerifiedFiles) -> None:
+        steps("decoding with and without drafts", 0, 1)
+        found = check_session(Session(open_runtime(path, memory=hashed)))
+        steps("decoding with and without drafts", 1, 1)
+        if found.is_promised and found.departs_at is not None:
+            raise BuildError(
+                f"token {found.departs_at} of a text decoded with drafts is not that of plain "
+                "decoding, though the exactness probe found no difference; nothing was written"
+            )
+        checks.append(found)
+
+    bundle = build_bundle(exported, out, backend, options, default_memory(), steps, check)
+    return Made(bundle, checks[0])
+
+
+def model_to_engine(
+    checkpoints: Checkpoints,
+    shapes: Shapes,
+    out: Path,
+    backend_name: str,
+    keep: Path | None,
+    steps: Steps,
+) -> Made:
+    """Export, then build; the exported directory is kept at `keep` or not at all."""
+    from spec_export.engines.atomic import check_replaceable
+    from spec_export.engines.extras import require
+    from spec_export.engines.manifest import MANIFEST_FILE
+
+    require("ort", "onnxruntime")
+    check_replaceable(out, MANIFEST_FILE)
+    _refuse_shapes(checkpoints, shapes, steps)
+    with _directory_beside(out, keep) as exported:
+        export(checkpoints, exported, steps)
+        return build(exported, shapes, out, backend_name, steps)
+
+
+def statement(graphs: GraphsSpec, options: BuildOptions) -> str:
+    """What a bundle takes on disk and in memory, said before any of it is taken."""
+    from spec_export.engines.build import capacity_for
+
+    gamma = options.gamma if graphs.method != "none" else 0
+    capacity = capacity_for(options, gamma)
+    weights = sum(spec.parameters_bytes for spec in graphs.models.values())
+    caches = sum(cache_bytes_at(spec, capacity) for spec in graphs.models.values())
+    return (
+        f"sizes: weights {size(weights)} on disk and in memory, one session's caches "
+        f"{size(caches)} ({options.max_len} tokens)"
+    )
+
+
+def cache_bytes_at(spec: ModelSpec, capacity: int) -> int:
+    """Memory of one set of caches of a model whose capacity is not pinned yet."""
+    from spec_export.engines.passes import cache_bytes
+
+    states = tuple(
+        replace(state, dims=tuple(capacity if dim == "C" else dim for dim in state.dims))
+        for state in spec.states
+    )
+    return cache_bytes(replace(spec, states=states))
+
+
+def _refuse_shapes(checkpoints: Checkpoints, shapes: Shapes, steps: Steps) -> None:
+    """Refuse before the export what the build would refuse after it."""
+    from spec_export.engines.build import check_shapes
+    from spec_export.engines.extras import require
+
+    require("export", *_NEEDED_TO_EXPORT)
+    from spec_export.export.checkpoint import open_checkpoint
+    from spec_export.export.decoder import max_position
+
+    _silence_libraries()
+    method = "none" if checkpoints.draft == "none" else "drafts"
+    wanted = replace(shapes, max_len=shapes.max_len or 2).options(2, steps)
+    check_shapes(wanted, method, wanted.max_len)
+    if shapes.max_len is not None:
+        opened = open_checkpoint(
+            checkpoints.target, trust_remote_code=checkpoints.trust_remote_code
+        )
+        check_shapes(wanted, method, max_position(opened.config))
+
+
+@contextlib.contextmanager
+def _directory_beside(out: Path, keep: Path | None) -> Iterator[Path]:
+    """Where to export to: `keep`, or a directory on the same disk as `out` that goes away."""
+    if keep is not None:
+        yield keep
+        return
+    from spec_export.engines.atomic import storage_error
+
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        folder = tempfile.TemporaryDirectory(
+            prefix=f".{out.name}.", suffix=".exported", dir=out.parent, ignore_cleanup_errors=True
+        )
+    except OSError as error:
+        raise storage_error(error, out) from error
+    with folder as path:
+        yield Path(path) / "exported"
+
+
+def _silence_libraries() -> None:
+    """What transformers and torch remark about a checkpoint is not about the export."""
+    import logging
+    import warnings
+
+    warnings.filterwarnings("ignore")
+    for name in ("transformers", "torch"):
+        logging.getLogger(name).setLevel(logging.ERROR)

@@ -1,0 +1,97 @@
+"""What `export`, `build` and `model-to-engine` report when they are done."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from spec_export.console import size
+
+if TYPE_CHECKING:
+    from spec_export.engines.bundle import Bundle
+    from spec_export.engines.graphs import ParitySpec
+    from spec_export.engines.manifest import DeviceSpec, ExactnessSpec
+    from spec_export.export.exporter import ExportedPair
+    from spec_export.making import Made
+    from spec_export.runtime.compare import SelfCheck
+
+Rows = list[tuple[str, str]]
+METHODS = {
+    "model": "model (a drafting model)",
+    "ngram": "ngram (prompt lookup)",
+    "none": "none (plain decoding)",
+}
+MEANING = {
+    "width_invariant": "output with drafts has the bits of exact plain decoding",
+    "row_invariant": "output with drafts has the bits of plain decoding at the verify width",
+    "none": "bits depend on the width of a pass, so nothing is promised bit by bit",
+    "unprobed": "another device than at the build; `spec-export check` probes this one",
+}
+
+
+def exported_rows(pair: ExportedPair) -> Rows:
+    """Report of an export."""
+    graphs = pair.graphs
+    weights = sum(spec.parameters_bytes for spec in graphs.models.values())
+    rows = [
+        ("exported", f"{pair.path}"),
+        ("method", METHODS[graphs.method]),
+        *parity_rows(graphs.parity),
+        ("weights", size(weights)),
+    ]
+    return [*rows, ("next", f"spec-export build {pair.path} -o BUNDLE")]
+
+
+def made_rows(made: Made) -> Rows:
+    """Report of a build."""
+    manifest = made.bundle.manifest
+    path = made.bundle.path
+    return [
+        ("bundle", f"{path} ({size(bundle_bytes(made.bundle))})"),
+        ("hash", made.bundle.sha256),
+        ("method", f"{METHODS[manifest.method]}, gamma {manifest.gamma}"),
+        ("context", f"{manifest.max_len} tokens, prefill {manifest.chunk} at a time"),
+        *parity_rows(manifest.parity),
+        *(("lowered", f"{name}: {', '.join(how)}") for name, how in manifest.lowered.items()),
+        ("exactness", exactness(manifest.exactness)),
+        ("self-check", self_check(made.self_check)),
+        ("device", device(manifest.device)),
+        ("next", f'spec-export run {path} --prompt "..."'),
+    ]
+
+
+def bundle_bytes(bundle: Bundle) -> int:
+    """Size of all files a manifest lists."""
+    return sum(file.bytes for file in bundle.manifest.files.values())
+
+
+def parity_rows(parity: dict[str, ParitySpec]) -> Rows:
+    """What the check against the checkpoint found, per model."""
+    return [
+        (
+            "parity",
+            f"{name}: within {found.worst_logit:.2g} of torch (allowed {found.tolerance:.2g}), best "
+            f"token the same in {found.argmax_agreement:.2%}, {found.cases} passes up to position "
+            f"{found.positions}",
+        )
+        for name, found in parity.items()
+    ]
+
+
+def exactness(found: ExactnessSpec) -> str:
+    """An exactness class, what it means, and what it rests on."""
+    text = f"{found.kind}: {MEANING[found.kind]} ({found.rows} rows compared)"
+    return text if found.kind == "width_invariant" else f"{text}; {found.reason}"
+
+
+def self_check(found: SelfCheck) -> str:
+    """What decoding with and without drafts gave."""
+    what = f"{found.tokens} tokens with drafts ({found.accepted} accepted)"
+    if found.departs_at is None:
+        return f"{what} are those without"
+    return f"{what} differ from those without at token {found.departs_at}"
+
+
+def device(spec: DeviceSpec) -> str:
+    """Library, processor and threads."""
+    threads = f"{spec.threads} thread{'s' if spec.threads != 1 else ''}"
+    return f"{spec.backend} {spec.version}, {spec.processor} ({spec.machine}), {threads}"
