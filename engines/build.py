@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import spec_export
 from spec_export.engines.atomic import check_replaceable, new_directory
 from spec_export.engines.backend import Backend
 from spec_export.engines.bundle import Bundle, Progress, VerifiedFiles, list_files, no_progress
@@ -30,6 +29,7 @@ from spec_export.engines.graphs import (
 from spec_export.engines.manifest import MANIFEST_FILE, MANIFEST_SCHEMA, Manifest
 from spec_export.engines.probe import probe_exactness
 from spec_export.engines.strict import read_json, to_json
+from spec_export.engines.versions import versions
 
 GAMMA_RANGE = (1, 16)
 LONGEST_CHUNK = 4096
@@ -130,7 +130,7 @@ def build_bundle(
         manifest = Manifest(
             schema=MANIFEST_SCHEMA,
             created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            producer=graphs.producer | {"spec-export (build)": spec_export.__version__},
+            producer=graphs.producer | {f"{k} (build)": v for k, v in versions("spec-export").items()},
             source=graphs.source,
             method=graphs.method,
             gamma=gamma,

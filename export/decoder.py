@@ -203,6 +203,7 @@ class StaticDecoder(torch.nn.Module):
     def __init__(self, model: PreTrainedModel, max_position: int) -> None:
         super().__init__()
         self.model, self.max_position = model, max_position
+        self._last_id = model.get_input_embeddings().weight.shape[0] - 1
         accepted = inspect.signature(model.forward).parameters
         self._cache_argument = "cache" if "cache" in accepted else "past_key_values"
         self._rows: torch.Tensor | None = None
@@ -231,7 +232,8 @@ class StaticDecoder(torch.nn.Module):
         _ACTIVE.append(masks)
         try:
             output = self.model(
-                input_ids=input_ids,
+                # A draft may be fed ids of a larger target vocabulary; it has no row for them.
+                input_ids=input_ids.clamp(0, self._last_id),
                 attention_mask=masks[None],
                 position_ids=position_ids,
                 use_cache=True,

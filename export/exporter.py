@@ -14,7 +14,6 @@ from typing import Any, Literal
 import onnx_ir as ir
 from transformers import PreTrainedModel
 
-import spec_export
 from spec_export.engines.atomic import check_replaceable, new_directory
 from spec_export.engines.errors import ExportError
 from spec_export.engines.graphs import (
@@ -33,6 +32,7 @@ from spec_export.engines.graphs import (
     TextSpec,
 )
 from spec_export.engines.strict import to_json
+from spec_export.engines.versions import versions
 from spec_export.export.checkpoint import Checkpoint, TextFiles, open_checkpoint
 from spec_export.export.decoder import OPSET, LayerCache, build_skeleton, max_position, trace_decoder
 from spec_export.export.pair import check_pair
@@ -101,7 +101,7 @@ def export_pair(
             )
         graphs = GraphsSpec(
             schema=GRAPHS_SCHEMA,
-            producer=_versions(),
+            producer=versions("spec-export", "torch", "transformers", "onnxruntime"),
             source={name: _source(c.source) for name, c in checkpoints.items()},
             opset=OPSET,
             method=method,
@@ -271,16 +271,3 @@ def write_text(work: Path, text: TextFiles) -> TextSpec:
 def _source(source: str) -> str:
     """What to record of a source: its last part, so that no path of this machine is kept."""
     return Path(source).name if Path(source).exists() else source
-
-
-def _versions() -> dict[str, str]:
-    import onnxruntime
-    import torch
-    import transformers
-
-    return {
-        "spec-export": spec_export.__version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "onnxruntime": onnxruntime.__version__,
-    }

@@ -31,6 +31,7 @@ MAY_IMPORT = {
         "spec_export.engines.graphs",
         "spec_export.engines.manifest",
         "spec_export.engines.strict",
+        "spec_export.engines.versions",
     ),
     "runtime": ("spec_export.runtime", "spec_export.engines"),
     "calibration": tuple(f"spec_export.{room}" for room in ROOMS),

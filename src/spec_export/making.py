@@ -123,7 +123,7 @@ def model_to_engine(
 
     require("ort", "onnxruntime")
     check_replaceable(out, MANIFEST_FILE)
-    _refuse_shapes(checkpoints, shapes, steps)
+    shapes = _settle(checkpoints, shapes, steps)
     with _directory_beside(out, keep) as exported:
         export(checkpoints, exported, steps)
         return build(exported, shapes, out, backend_name, steps)
@@ -154,8 +154,8 @@ def cache_bytes_at(spec: ModelSpec, capacity: int) -> int:
     return cache_bytes(replace(spec, states=states))
 
 
-def _refuse_shapes(checkpoints: Checkpoints, shapes: Shapes, steps: Steps) -> None:
-    """Refuse before the export what the build would refuse after it."""
+def _settle(checkpoints: Checkpoints, shapes: Shapes, steps: Steps) -> Shapes:
+    """Decide the context and refuse before the export what the build would refuse after it."""
     from spec_export.engines.build import check_shapes
     from spec_export.engines.extras import require
 
@@ -164,14 +164,11 @@ def _refuse_shapes(checkpoints: Checkpoints, shapes: Shapes, steps: Steps) -> No
     from spec_export.export.decoder import max_position
 
     _silence_libraries()
-    method = "none" if checkpoints.draft == "none" else "drafts"
-    wanted = replace(shapes, max_len=shapes.max_len or 2).options(2, steps)
-    check_shapes(wanted, method, wanted.max_len)
-    if shapes.max_len is not None:
-        opened = open_checkpoint(
-            checkpoints.target, trust_remote_code=checkpoints.trust_remote_code
-        )
-        check_shapes(wanted, method, max_position(opened.config))
+    opened = open_checkpoint(checkpoints.target, trust_remote_code=checkpoints.trust_remote_code)
+    positions = max_position(opened.config)
+    options = shapes.options(positions, steps)
+    check_shapes(options, "none" if checkpoints.draft == "none" else "drafts", positions)
+    return replace(shapes, max_len=options.max_len)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,169 @@
+"""What a run reports: rows for people, one object for programs, a verdict in words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from spec_export.making_report import MEANING, METHODS, Rows
+
+if TYPE_CHECKING:
+    from spec_export.running import Run
+    from spec_export.runtime import Stats
+    from spec_export.runtime.compare import DecodingComparison, Timing
+
+
+def run_rows(run: Run) -> Rows:
+    """Report of a run."""
+    stats = _stats(run)
+    rows = [("method", f"{METHODS[run.opened.manifest.method]}, gamma {run.gamma}")]
+    off = why_drafts_were_off(run)
+    if off is not None:
+        rows.append(("", off))
+    rows += [("tokens", f"{stats.emitted} (ended by {run.finish}), prompt {stats.prompt_tokens}")]
+    if run.gamma:
+        rows.append(("rounds", _rounds(stats)))
+        rows.append(("acceptance", _acceptance(stats)))
+    return [*rows, ("speed", _speed(stats)), ("exactness", exactness(run))]
+
+
+def why_drafts_were_off(run: Run) -> str | None:
+    """Speculation is never off without a word: why some or all passes had no drafts."""
+    manifest, stats = run.opened.manifest, _stats(run)
+    if manifest.method == "none":
+        return "drafts are off: the bundle was made without a draft"
+    if run.gamma == 0:
+        return "drafts are off: --gamma 0"
+    if stats.plain_steps == 0:
+        return None
+    passes = stats.rounds + stats.plain_steps
+    without = f"{stats.plain_steps} of {passes} passes had no drafts"
+    if manifest.method == "ngram":
+        return f"{without}: the end of the text stood nowhere before, or one token was left"
+    positions = manifest.models["draft"].max_position
+    if positions <= stats.prompt_tokens + stats.emitted:
+        return f"{without}: the text outgrew the {positions} positions of the draft"
+    return f"{without}: one token was left"
+
+
+def exactness(run: Run) -> str:
+    """What may be said of the bits of this run."""
+    kind = run.opened.exactness
+    if run.request.fast_plain and kind != "none":
+        return f"{kind}, given up for passes without drafts by --fast-plain"
+    return f"{kind}: {MEANING[kind]}"
+
+
+def comparison_rows(found: DecodingComparison) -> Rows:
+    """Report of a comparison."""
+    low, high = min(found.speedups), max(found.speedups)
+    repeats = len(found.speedups)
+    rows = [
+        (
+            "compared",
+            f"{found.tokens} tokens, {repeats} times each in turns, median (lowest to highest)",
+        ),
+        ("  as run", _timing(found.speculative)),
+        ("  fast plain", f"{_timing(found.fast_plain)}; {_same(found.fast_departs_at)}"),
+    ]
+    if found.exact_plain is not None:
+        exact = f"{_timing(found.exact_plain)}; {_same(found.exact_departs_at)}"
+        rows.append(("  exact plain", exact))
+    return [*rows, ("speed-up", f"{found.speedup:.2f}x of fast plain ({low:.2f} to {high:.2f})")]
+
+
+def verdict(found: DecodingComparison, gamma: int) -> str:
+    """Whether speculation pays, in a sentence; a speed-up within the spread of 1 is none."""
+    low, high = min(found.speedups), max(found.speedups)
+    times = f"{found.speedup:.2f}x"
+    if gamma == 0:
+        return "speculation was off; run without --gamma 0 to see what it gives here"
+    if low > 1:
+        return f"speculation pays here: {times}"
+    if high < 1:
+        return f"speculation does not pay here: {times}; run with --gamma 0 --fast-plain"
+    return f"speculation makes no clear difference here: {times} ({low:.2f} to {high:.2f})"
+
+
+def to_object(run: Run) -> dict[str, Any]:
+    """The run as one JSON object."""
+    manifest, stats, found = run.opened.manifest, _stats(run), run.comparison
+    return {
+        "text": run.text,
+        "token_ids": run.ids,
+        "finish_reason": run.finish,
+        "method": manifest.method,
+        "gamma": run.gamma,
+        "built_gamma": manifest.gamma,
+        "drafts_off": why_drafts_were_off(run),
+        "prompt_tokens": stats.prompt_tokens,
+        "tokens": stats.emitted,
+        "rounds": stats.rounds,
+        "plain_steps": stats.plain_steps,
+        "tokens_per_round": stats.tokens_per_round,
+        "drafted": stats.drafted,
+        "accepted": stats.accepted,
+        "tested": stats.accepted + stats.rejections,
+        "alpha": stats.alpha,
+        "accepted_per_position": stats.accepted_per_position,
+        "tokens_per_s": stats.tokens_per_s,
+        "ttft_ms": stats.ttft_ms,
+        "temperature": run.request.sampling.temperature,
+        "seed": run.request.sampling.seed,
+        "fast_plain": run.request.fast_plain,
+        "exactness": run.opened.exactness,
+        "bundle_sha256": run.opened.bundle.sha256,
+        "threads": run.opened.threads,
+        "speedup": None if found is None or run.gamma == 0 else found.speedup,
+        "comparison": None if found is None else _comparison_object(found),
+    }
+
+
+def _comparison_object(found: DecodingComparison) -> dict[str, Any]:
+    ways = {
+        "speculative": found.speculative,
+        "exact_plain": found.exact_plain,
+        "fast_plain": found.fast_plain,
+    }
+    return {
+        "tokens": found.tokens,
+        "speedups": found.speedups,
+        "exact_departs_at": found.exact_departs_at,
+        "fast_departs_at": found.fast_departs_at,
+        "tokens_per_s": {
+            name: None if timing is None else timing.tokens_per_s for name, timing in ways.items()
+        },
+    }
+
+
+def _stats(run: Run) -> Stats:
+    assert run.stats is not None
+    return run.stats
+
+
+def _rounds(stats: Stats) -> str:
+    each = stats.tokens_per_round
+    passes = f"{stats.rounds} with drafts, {stats.plain_steps} passes without"
+    return passes if each is None else f"{passes}; {each:.2f} tokens per round"
+
+
+def _acceptance(stats: Stats) -> str:
+    if stats.alpha is None:
+        return "no draft was tested"
+    shares = ("-" if share is None else f"{share:.2f}" for share in stats.accepted_per_position)
+    tested = stats.accepted + stats.rejections
+    return f"alpha {stats.alpha:.2f} ({stats.accepted}/{tested}), by position {' '.join(shares)}"
+
+
+def _speed(stats: Stats) -> str:
+    first = f"first token after {stats.ttft_ms:.0f} ms"
+    speed = stats.tokens_per_s
+    return first if speed is None else f"{speed:.1f} tokens/s, {first}"
+
+
+def _timing(timing: Timing) -> str:
+    low, high = min(timing.tokens_per_s), max(timing.tokens_per_s)
+    return f"{timing.median:.1f} tokens/s ({low:.1f} to {high:.1f})"
+
+
+def _same(departs_at: int | None) -> str:
+    return "same text" if departs_at is None else f"other text from token {departs_at} on"

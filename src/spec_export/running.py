@@ -1,0 +1,189 @@
+"""Run a bundle: find the prompt, stream the text, report, compare."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from spec_export.commands import complain
+from spec_export.console import Steps, Waiting, print_rows
+from spec_export.engines.errors import RequestError
+from spec_export.run_report import comparison_rows, run_rows, to_object, verdict
+
+if TYPE_CHECKING:
+    from spec_export.runtime import OpenedBundle, Request, Session, Stats
+    from spec_export.runtime.compare import DecodingComparison
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What `run` was asked for, as typed.
+
+    Attributes:
+        prompt: text, or None to read stdin.
+        chat: put the prompt into the checkpoint's chat template.
+        threads: None: as many as the bundle was built with.
+        compare: time it against plain decoding as well.
+        show: `report`: text and report; `json`: one object; `quiet`: the text alone.
+    """
+
+    prompt: str | None
+    chat: bool = False
+    max_tokens: int | None = None
+    temperature: float = 0.0
+    seed: int = 0
+    gamma: int | None = None
+    fast_plain: bool = False
+    stop: tuple[str, ...] = ()
+    threads: int | None = None
+    compare: bool = False
+    show: str = "report"
+
+
+@dataclass
+class Run:
+    """A text and how it was made.
+
+    Attributes:
+        opened: the bundle.
+        request: what was asked for.
+        prompt: its ids.
+        gamma: drafts per round, as used.
+        text: what was generated.
+        ids: its tokens.
+        finish: why it ended.
+        stats: counts and times.
+        comparison: with plain decoding, where it was asked for and the text was long enough.
+    """
+
+    opened: OpenedBundle
+    request: Request
+    prompt: list[int]
+    gamma: int
+    text: str = ""
+    ids: list[int] = field(default_factory=list)
+    finish: str = "length"
+    stats: Stats | None = None
+    comparison: DecodingComparison | None = None
+
+
+def run_bundle(path: Path, options: RunOptions) -> bool:
+    """Run a bundle and print what was asked for; whether every promise was kept."""
+    prompt = read_prompt(options.prompt)
+    quiet = options.show != "report"
+    opened = open_with_progress(path, options.threads, quiet=quiet)
+    run = prepare(opened, prompt, options)
+    session = stream(run, quiet=quiet, to_stdout=options.show != "json")
+    if options.compare:
+        compare(run, session, quiet=quiet)
+    if options.show == "json":
+        print(json.dumps(to_object(run), ensure_ascii=False, allow_nan=False), flush=True)
+    elif options.show == "report":
+        print_report(run)
+    comparison = run.comparison
+    if comparison is None or not comparison.is_broken:
+        return True
+    complain(
+        f"failed: token {comparison.exact_departs_at} is not that of exact plain decoding, which "
+        f"{opened.exactness} promises; `spec-export check {path}` looks closer"
+    )
+    return False
+
+
+def print_report(run: Run) -> None:
+    """Print how a text was made, and the comparison if there is one, to stderr."""
+    print(file=sys.stderr)
+    print_rows(run_rows(run), to_stderr=True)
+    if run.comparison is not None:
+        print_rows(comparison_rows(run.comparison), to_stderr=True)
+        print(f"\n{verdict(run.comparison, run.gamma)}", file=sys.stderr, flush=True)
+
+
+def read_prompt(given: str | None) -> str:
+    """The prompt as given, or from stdin without the newline that ends it."""
+    if given is not None:
+        text = given
+    elif sys.stdin is None or sys.stdin.isatty():
+        raise RequestError("there is no prompt: give --prompt TEXT, or pipe one in")
+    else:
+        try:
+            text = sys.stdin.buffer.read().decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise RequestError(f"the prompt on stdin is not UTF-8: {error}") from error
+        text = text.removesuffix("\n").removesuffix("\r")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise RequestError("the prompt of --prompt is not UTF-8") from error
+    return text
+
+
+def open_with_progress(path: Path, threads: int | None, *, quiet: bool) -> OpenedBundle:
+    """Open a bundle; a terminal sees the files being verified."""
+    from spec_export.runtime import open_runtime
+
+    with Steps(quiet=quiet, lines=False) as steps:
+        return open_runtime(path, threads=threads, progress=steps)
+
+
+def prepare(opened: OpenedBundle, prompt: str, options: RunOptions) -> Run:
+    """Turn what was typed into a request that the bundle accepts."""
+    from spec_export.runtime import Request, Sampling
+    from spec_export.runtime.stream import effective_gamma
+
+    request = Request(
+        max_tokens=options.max_tokens,
+        sampling=Sampling(options.temperature, options.seed),
+        gamma=options.gamma,
+        stop=options.stop,
+        fast_plain=options.fast_plain,
+    )
+    if options.chat:
+        ids = opened.text.encode_chat([{"role": "user", "content": prompt}])
+    else:
+        ids = opened.text.encode(prompt)
+    return Run(opened, request, ids, effective_gamma(opened, request))
+
+
+def stream(run: Run, *, quiet: bool, to_stdout: bool = True) -> Session:
+    """Generate, writing text to stdout as it is made; returns the session for more."""
+    from spec_export.runtime import Session, generate
+
+    session = Session(run.opened)
+    pieces = generate(session, run.prompt, run.request)
+    waiting = Waiting(f"reading the prompt ({len(run.prompt)} tokens)", quiet=quiet)
+    try:
+        for piece in pieces:
+            waiting.stop()
+            run.text += piece.text
+            run.ids += piece.tokens
+            run.stats, run.finish = piece.stats, piece.finish or run.finish
+            if to_stdout:
+                _write(piece.text)
+    finally:
+        waiting.stop()
+    if to_stdout and not run.text.endswith("\n"):
+        _write("\n")
+    return session
+
+
+def compare(run: Run, session: Session, *, quiet: bool) -> None:
+    """Time the text against plain decoding; one of a single token has no decode speed."""
+    from spec_export.runtime.compare import compare_decoding
+
+    if len(run.ids) < 2:
+        return
+    with Steps(quiet=quiet, lines=False) as steps:
+        request = replace(run.request, gamma=run.gamma)
+        run.comparison = compare_decoding(
+            session, run.prompt, request, len(run.ids), progress=steps
+        )
+
+
+def _write(text: str) -> None:
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+    sys.stdout.flush()
