@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
+from spec_export.engines.bundle import default_memory, open_bundle
 from spec_export.engines.graphs import RoleSpec
 from spec_export.engines.passes import allocate_caches, bind_role
 from spec_export.runtime.opened import make_backend
-from spec_export.engines.bundle import default_memory, open_bundle
 
 
 def main() -> None:
@@ -54,7 +54,9 @@ def main() -> None:
     for m in widths:
         print(f"T={m:<3} {medians[m]:8.2f} ms {medians[m] / medians[widths[0]]:6.3f}x")
     ratios = {str(m): round(medians[m] / medians[widths[0]], 3) for m in widths}
-    print(json.dumps({"bundle": arguments.bundle.name, "kv_len": arguments.kv_len, "ratio": ratios}))
+    print(
+        json.dumps({"bundle": arguments.bundle.name, "kv_len": arguments.kv_len, "ratio": ratios})
+    )
 
 
 if __name__ == "__main__":

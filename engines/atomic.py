@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -66,13 +65,13 @@ def storage_error(error: OSError, path: Path) -> StorageError:
 
 def _replace(work: Path, destination: Path) -> None:
     if not destination.exists():
-        os.rename(work, destination)
+        work.rename(destination)
         return
     old = work.with_suffix(".old")
-    os.rename(destination, old)
+    destination.rename(old)
     try:
-        os.rename(work, destination)
+        work.rename(destination)
     except OSError:
-        os.rename(old, destination)
+        old.rename(destination)
         raise
     shutil.rmtree(old, ignore_errors=True)

@@ -101,8 +101,13 @@ class Call(Protocol):
 class Engine(Protocol):
     """A compiled graph."""
 
-    inputs: Mapping[str, TensorSpec]
-    outputs: Mapping[str, TensorSpec]
+    @property
+    def inputs(self) -> Mapping[str, TensorSpec]:
+        """Tensors the graph describes, by name; the compiled form may read fewer."""
+
+    @property
+    def outputs(self) -> Mapping[str, TensorSpec]:
+        """Tensors the engine writes, by name."""
 
     def bind(self, role: str, buffers: Mapping[str, Buffer]) -> Call:
         """Bind `buffers` by tensor name; ones the compiled graph does not read are left out.
@@ -129,8 +134,11 @@ class Backend(Protocol):
     """An engine library."""
 
     name: str
-    device: Device
     threads: int
+
+    @property
+    def device(self) -> Device:
+        """Where its engines run."""
 
     def compile_model(self, graph: Path, spec: ModelSpec, capacity: int, out: Path) -> Compiled:
         """Compile a model graph with the cache capacity pinned into `out` (a directory)."""

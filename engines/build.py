@@ -65,10 +65,12 @@ def read_exported(path: Path) -> GraphsSpec:
             "`spec-export export`"
         )
     graphs = read_json(path / GRAPHS_FILE, GraphsSpec, schema=GRAPHS_SCHEMA)
-    for spec in (*graphs.models.values(), *graphs.sampling.values()):
-        file = path / spec.file
-        if Path(spec.file).is_absolute() or ".." in Path(spec.file).parts:
-            raise IntegrityError(f"{path}: {spec.file!r} is outside the directory")
+    named = [spec.file for spec in graphs.models.values()]
+    named += [spec.file for spec in graphs.sampling.values()]
+    for relative in named:
+        file = path / relative
+        if Path(relative).is_absolute() or ".." in Path(relative).parts:
+            raise IntegrityError(f"{path}: {relative!r} is outside the directory")
         if not file.is_file():
             raise IntegrityError(f"{file} is missing; export again")
         check_external(file, frozenset(p.name for p in file.parent.iterdir() if not p.is_symlink()))
@@ -130,7 +132,8 @@ def build_bundle(
         manifest = Manifest(
             schema=MANIFEST_SCHEMA,
             created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            producer=graphs.producer | {f"{k} (build)": v for k, v in versions("spec-export").items()},
+            producer=graphs.producer
+            | {f"{k} (build)": v for k, v in versions("spec-export").items()},
             source=graphs.source,
             method=graphs.method,
             gamma=gamma,
@@ -268,7 +271,7 @@ def _compile_sampling(
 
 
 def _row_counts(name: str, graphs: GraphsSpec) -> tuple[int, ...]:
-    """Logit rows of the passes whose logits a `sample` or `propose` graph reads; 0: does not vary."""
+    """Logit rows of the passes a `sample` or `propose` graph reads; 0 where it does not vary."""
     if name.startswith("sample"):
         roles = graphs.models["target"].roles
         fixed = {role.logit_rows for role in roles if role.name != "verify"}

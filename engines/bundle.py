@@ -45,7 +45,9 @@ class Bundle:
     def file(self, relative: str) -> Path:
         """Path of a listed file."""
         if relative not in self.manifest.files:
-            raise IntegrityError(f"{self.path}: the manifest uses {relative!r} but does not list it")
+            raise IntegrityError(
+                f"{self.path}: the manifest uses {relative!r} but does not list it"
+            )
         return self.path / relative
 
 
@@ -165,7 +167,9 @@ def hash_file(path: Path, progress: Progress = no_progress) -> str:
 def _check_file(root: Path, relative: str, spec: FileSpec) -> None:
     parts = PurePosixPath(relative)
     if parts.is_absolute() or ".." in parts.parts or parts.as_posix() != relative:
-        raise IntegrityError(f"{root}: the manifest lists {relative!r}, which is outside the bundle")
+        raise IntegrityError(
+            f"{root}: the manifest lists {relative!r}, which is outside the bundle"
+        )
     file = root / relative
     places = [root / parent for parent in parts.parents if parent.parts]
     if any(place.is_symlink() for place in (file, *places)):

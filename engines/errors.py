@@ -2,8 +2,8 @@
 
     SpecExportError
     ├── MissingExtra           an optional dependency is not installed
-    ├── CheckpointError        a checkpoint cannot be read: missing, truncated, pickled, foreign code
-    │   └── UnsupportedModel   it can be read, but its architecture or an option of it is not supported
+    ├── CheckpointError        a checkpoint cannot be read: missing, cut, pickled, foreign code
+    │   └── UnsupportedModel   it can be read, its architecture is not supported
     ├── PairError              target and draft do not fit together
     ├── ExportError            the graphs cannot be made
     │   └── ParityError        the exported graph does not compute what the checkpoint computes

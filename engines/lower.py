@@ -1,7 +1,8 @@
-"""Lowering for ONNX Runtime's CPU provider: standard attention over a cache becomes
-`GroupQueryAttention`, whose cost follows the length used instead of the capacity.
+"""Lowering for ONNX Runtime's CPU provider.
 
-Only for passes whose rows are a chain. What does not match stays as it is, layer by layer.
+Standard attention over a cache becomes `GroupQueryAttention`, whose cost follows the length used
+instead of the capacity. Only for passes whose rows are a chain. What does not match stays as it
+is, layer by layer.
 """
 
 from __future__ import annotations
@@ -81,6 +82,13 @@ def _pinned(dim: int | ir.SymbolicDim, values: dict[str, int]) -> int | str | No
     return dim if isinstance(dim, int) else values.get(str(dim.value), dim.value)
 
 
+def static_dim(value: ir.Value, axis: int) -> int:
+    """A dimension of `value` that is a number."""
+    dim = None if value.shape is None else value.shape[axis]
+    assert isinstance(dim, int), f"{value.name}: dimension {axis} is {dim}"
+    return dim
+
+
 def _number(node: ir.Node, name: str) -> float:
     attribute = node.attributes.get(name)
     return 0.0 if attribute is None else float(attribute.value)
@@ -113,7 +121,7 @@ def _initializer(graph: ir.Graph, name: str, content: np.ndarray) -> ir.Value:
     if name in graph.initializers:
         return graph.initializers[name]
     tensor = ir.tensor(content, name=name)
-    value = ir.Value(name=name, shape=tensor.shape, type=ir.TensorType(tensor.dtype))
+    value = ir.Value(name=name, shape=ir.Shape(content.shape), type=ir.TensorType(tensor.dtype))
     value.const_value = tensor
     graph.initializers[name] = value
     return value
@@ -130,7 +138,7 @@ def _replace(
     query, past_key, past_value = attention.inputs[0], key.inputs[0], value.inputs[0]
     assert query is not None and past_key is not None and past_value is not None
     assert query.shape is not None and past_key.shape is not None
-    heads, kv_heads = int(query.shape[1]), int(past_key.shape[1])
+    heads, kv_heads = static_dim(query, 1), static_dim(past_key, 1)
     rows = [_flat(graph, attention, v) for v in (query, key.inputs[1], value.inputs[1])]
     attributes = {
         "num_heads": heads,
@@ -148,14 +156,14 @@ def _replace(
         for position, output in enumerate(graph.outputs):
             if output is old:
                 graph.outputs[position] = new
-    _connect_output(graph, attention, fused.outputs[0], heads, int(query.shape[3]))
+    _connect_output(graph, attention, fused.outputs[0], heads, static_dim(query, 3))
 
 
 def _flat(graph: ir.Graph, before: ir.Node, value: ir.Value | None) -> ir.Value:
     """The `[1, T, H*D]` form of a `[1, H, T, D]` value, without a transpose where there was one."""
     assert value is not None and value.shape is not None
     producer = value.producer()
-    heads = int(value.shape[1])
+    heads = static_dim(value, 1)
     if producer is not None and producer.op_type == "RotaryEmbedding":
         flat = _flat(graph, before, producer.inputs[0])
         attributes = {name: attr.value for name, attr in producer.attributes.items()}

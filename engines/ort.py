@@ -91,8 +91,8 @@ class OrtEngine:
     ) -> None:
         self._session = session
         self._read = {value.name for value in session.get_inputs()}
-        self.inputs = {spec.name: spec for spec in inputs}
-        self.outputs = {spec.name: spec for spec in outputs}
+        self.inputs: Mapping[str, TensorSpec] = {spec.name: spec for spec in inputs}
+        self.outputs: Mapping[str, TensorSpec] = {spec.name: spec for spec in outputs}
         self._roles, self._aliases = roles, aliases
 
     def bind(self, role: str, buffers: Mapping[str, Buffer]) -> OrtCall:
@@ -108,12 +108,16 @@ class OrtEngine:
             binding.bind_output(name, _HOST, buffer.dtype.type, buffer.shape, buffer.address)
         for output, source in self._aliases.items():
             if buffers[output].address != buffers[source].address:
-                raise EngineError(f"{output} must be the same memory as {source}: caches grow in place")
+                raise EngineError(
+                    f"{output} must be the same memory as {source}: caches grow in place"
+                )
         return OrtCall(self._session._sess, binding, dict(buffers))
 
     def _symbols(self, role: str) -> dict[str, int]:
         if role not in self._roles:
-            raise EngineError(f"no role {role!r}; this engine has {', '.join(self._roles) or 'none'}")
+            raise EngineError(
+                f"no role {role!r}; this engine has {', '.join(self._roles) or 'none'}"
+            )
         rows, logit_rows = self._roles[role]
         return {"T": rows, "R": logit_rows}
 
@@ -196,7 +200,9 @@ class OrtBackend:
         try:
             return ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
         except Exception as error:
-            raise EngineError(f"onnxruntime {ort.__version__} cannot open {file}: {error}") from error
+            raise EngineError(
+                f"onnxruntime {ort.__version__} cannot open {file}: {error}"
+            ) from error
 
 
 def default_threads() -> int:
@@ -235,7 +241,9 @@ def external_files(model: Any, directory: Path) -> list[Path]:
             names.add(str(location))
     for name in names:
         if Path(name).name != name or not (directory / name).is_file():
-            raise EngineError(f"external data {name!r} is not a file beside its graph in {directory}")
+            raise EngineError(
+                f"external data {name!r} is not a file beside its graph in {directory}"
+            )
     return [directory / name for name in sorted(names)]
 
 

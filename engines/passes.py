@@ -137,7 +137,5 @@ class PassRunner:
 
     def _role(self, role: str) -> BoundRole:
         if role not in self._bound:
-            self._bound[role] = bind_role(
-                self._device, self._engine, self.spec, role, self.caches
-            )
+            self._bound[role] = bind_role(self._device, self._engine, self.spec, role, self.caches)
         return self._bound[role]

@@ -102,9 +102,7 @@ def _lengths(max_len: int) -> tuple[int, ...]:
     return tuple(sorted({0, min(5, max_len - 1), max_len // 2, max_len - 1}))
 
 
-def _passes(
-    roles: list[RoleSpec], position: int, max_len: int, capacity: int
-) -> Iterator[_Pass]:
+def _passes(roles: list[RoleSpec], position: int, max_len: int, capacity: int) -> Iterator[_Pass]:
     """Passes that contain `position`, at every row of narrow roles and some of wide ones."""
     for role in roles:
         rows = int(role.rows)

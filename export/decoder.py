@@ -67,7 +67,7 @@ def _attend(
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
     scores = scores.masked_fill(~mask, float("-inf"))
-    return cast(torch.Tensor, scores.softmax(-1) @ value)
+    return scores.softmax(-1) @ value
 
 
 @_attend.register_fake
@@ -132,7 +132,9 @@ class _Caches(Cache):
 class _Masks:
     """Boolean masks of one pass by window size, `[1, 1, T, C]`; None is full attention."""
 
-    def __init__(self, kv_len: torch.Tensor, depth: torch.Tensor, tree_mask: torch.Tensor, capacity: int):
+    def __init__(
+        self, kv_len: torch.Tensor, depth: torch.Tensor, tree_mask: torch.Tensor, capacity: int
+    ):
         column = torch.arange(capacity, device=depth.device)
         row = (column - kv_len).clamp(min=0, max=depth.shape[0] - 1)
         in_pass = (column >= kv_len) & (column < kv_len + depth.shape[0])
@@ -203,16 +205,15 @@ class StaticDecoder(torch.nn.Module):
     def __init__(self, model: PreTrainedModel, max_position: int) -> None:
         super().__init__()
         self.model, self.max_position = model, max_position
-        self._last_id = model.get_input_embeddings().weight.shape[0] - 1
-        accepted = inspect.signature(model.forward).parameters
-        self._cache_argument = "cache" if "cache" in accepted else "past_key_values"
+        self._last_id = embedding_rows(model) - 1
+        self._cache_argument = cache_argument(model)
         self._rows: torch.Tensor | None = None
-        head = model.get_output_embeddings()
-        if head is None:
-            raise UnsupportedModel(f"{type(model).__name__} has no language-model head")
+        head = output_head(model)
         head.register_forward_pre_hook(self._gather_rows)
 
-    def _gather_rows(self, _: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor]:
+    def _gather_rows(
+        self, _: torch.nn.Module, args: tuple[torch.Tensor, ...]
+    ) -> tuple[torch.Tensor]:
         assert self._rows is not None
         return (torch.index_select(args[0], 1, self._rows),)
 
@@ -225,6 +226,7 @@ class StaticDecoder(torch.nn.Module):
         logit_rows: torch.Tensor,  # [R]
         caches: list[torch.Tensor],  # 2 * layers of [1, Hkv, C, D]
     ) -> tuple[torch.Tensor, ...]:
+        """Logits `[1, R, V]` float32, then every cache with the rows of this pass written."""
         masks = _Masks(kv_len, depth, tree_mask, caches[0].shape[2])
         cache = _Caches(caches, kv_len)
         self._rows = logit_rows
@@ -278,7 +280,8 @@ def build_skeleton(
     """Make the model without initialising a single weight (the memory is never touched)."""
     config = copy.deepcopy(config)
     with no_init_weights():
-        model = AutoModelForCausalLM.from_config(
+        make: Any = AutoModelForCausalLM.from_config
+        model = make(
             config,
             dtype=dtype,
             attn_implementation=attention,
@@ -286,6 +289,27 @@ def build_skeleton(
         )
     model.tie_weights()
     return cast(PreTrainedModel, model.eval().requires_grad_(False))
+
+
+def embedding_rows(model: PreTrainedModel) -> int:
+    """Ids the model has an embedding for."""
+    embedding: Any = model.get_input_embeddings()
+    return int(embedding.weight.shape[0])
+
+
+def output_head(model: PreTrainedModel) -> torch.nn.Module:
+    """The module that turns hidden rows into logits."""
+    find: Any = model.get_output_embeddings
+    head = find()
+    if head is None:
+        raise UnsupportedModel(f"{type(model).__name__} has no language-model head")
+    return cast(torch.nn.Module, head)
+
+
+def cache_argument(model: PreTrainedModel) -> str:
+    """What the installed transformers calls the cache in `forward`."""
+    accepted = inspect.signature(model.forward).parameters
+    return "cache" if "cache" in accepted else "past_key_values"
 
 
 def max_position(config: PretrainedConfig) -> int:

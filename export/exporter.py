@@ -34,7 +34,13 @@ from spec_export.engines.graphs import (
 from spec_export.engines.strict import to_json
 from spec_export.engines.versions import versions
 from spec_export.export.checkpoint import Checkpoint, TextFiles, open_checkpoint
-from spec_export.export.decoder import OPSET, LayerCache, build_skeleton, max_position, trace_decoder
+from spec_export.export.decoder import (
+    OPSET,
+    LayerCache,
+    build_skeleton,
+    max_position,
+    trace_decoder,
+)
 from spec_export.export.pair import check_pair
 from spec_export.export.parity import check_parity
 from spec_export.export.rewrite import make_portable
@@ -151,9 +157,7 @@ def _export_model(
     graph = folder / "model.onnx"
     save_graph(portable.model, graph)
     architecture = type(traced.skeleton).__name__
-    spec = _model_spec(
-        name, portable.model, checkpoint, traced.layers, dtype, size, architecture
-    )
+    spec = _model_spec(name, portable.model, checkpoint, traced.layers, dtype, size, architecture)
     del traced, reader
 
     progress(f"checking the {name} against torch", 0, 1)
@@ -198,13 +202,12 @@ def _model_spec(
         )
         for suffix, layer in caches
     )
-    logits = model.graph.outputs[0]
-    assert logits.shape is not None
+    logits = _tensor_spec(model.graph.outputs[0])
     return ModelSpec(
         file=f"{name}/model.onnx",
         architecture=architecture,
         dtype=dtype,
-        vocabulary=int(logits.shape[2]),
+        vocabulary=int(logits.dims[2]),
         max_position=max_position(checkpoint.config),
         layers=len(layers),
         inputs=tuple(_tensor_spec(v) for v in model.graph.inputs),

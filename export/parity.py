@@ -20,6 +20,7 @@ from transformers.cache_utils import DynamicCache
 
 from spec_export.engines.errors import ExportError, ParityError
 from spec_export.engines.graphs import ModelSpec, ParitySpec
+from spec_export.export.decoder import cache_argument, embedding_rows, output_head
 
 _CHUNK = 128
 _PADDED_CHUNK = 24
@@ -57,7 +58,10 @@ class Case:
 
 
 def check_parity(
-    reference_model: PreTrainedModel, graph: Path, spec: ModelSpec, widths: tuple[int, ...] = (1, 2, 5, 9)
+    reference_model: PreTrainedModel,
+    graph: Path,
+    spec: ModelSpec,
+    widths: tuple[int, ...] = (1, 2, 5, 9),
 ) -> ParitySpec:
     """Run every case and hold the differences against the tolerance.
 
@@ -75,35 +79,50 @@ def check_parity(
     wanted = {row for c in cases for row in range(c.kv_len, c.kv_len + c.valid)}
     reference = run_reference(reference_model, context, frozenset(wanted))
     scale = max(1.0, *(float(np.abs(row).max()) for row in reference.logits.values()))
-    tolerance = _TOLERANCE[spec.dtype] * scale
+    worst = _Worst(spec, _TOLERANCE[spec.dtype] * scale)
     session = _mapped_session(graph)
-    worst_logit, worst_cache, agreed, compared = 0.0, 0.0, 0, 0
     for case in cases:
         logits, rows = _run_case(session, spec, reference, case)
-        expected = np.stack([reference.logits[case.kv_len + i] for i in range(case.valid)])
-        worst = float(np.abs(logits - expected).max())
-        cache = max(
-            float(np.abs(got - whole[:, :, case.kv_len : case.kv_len + case.valid]).max())
-            for got, whole in zip(rows, reference.caches, strict=True)
-        )
-        if not worst <= tolerance:
-            raise ParityError(
-                f"{spec.architecture}: with T={case.rows} rows at kv_len={case.kv_len} the exported "
-                f"graph differs from torch by {worst:.3g} in a logit (allowed: {tolerance:.3g}); "
-                "nothing was written. The architecture does something the export does not carry over"
-            )
-        worst_logit, worst_cache = max(worst_logit, worst), max(worst_cache, cache)
-        agreed += int((logits.argmax(-1) == expected.argmax(-1)).sum())
-        compared += case.valid
-    shifted = _check_last_positions(session, reference_model, spec, reference, tolerance)
+        span = slice(case.kv_len, case.kv_len + case.valid)
+        expected = np.stack([reference.logits[row] for row in range(span.start, span.stop)])
+        worst.add_logits(logits, expected, f"with T={case.rows} rows at kv_len={case.kv_len}")
+        worst.add_caches(rows, [whole[:, :, span] for whole in reference.caches])
+    shifted = _check_last_positions(session, reference_model, spec, reference, worst)
     return ParitySpec(
         cases=len(cases) + shifted,
         positions=spec.max_position if shifted else context,
-        worst_logit=worst_logit,
-        worst_cache=worst_cache,
-        tolerance=tolerance,
-        argmax_agreement=agreed / compared,
+        worst_logit=worst.logit,
+        worst_cache=worst.cache,
+        tolerance=worst.tolerance,
+        argmax_agreement=worst.agreed / worst.compared,
     )
+
+
+class _Worst:
+    """The largest differences so far; one above the tolerance ends the check."""
+
+    def __init__(self, spec: ModelSpec, tolerance: float) -> None:
+        self._architecture, self.tolerance = spec.architecture, tolerance
+        self.logit = self.cache = 0.0
+        self.agreed = self.compared = 0
+
+    def add_logits(self, logits: np.ndarray, expected: np.ndarray, where: str) -> None:
+        """Compare `[rows, V]` logits."""
+        worst = float(np.abs(logits - expected).max())
+        if not worst <= self.tolerance:
+            raise ParityError(
+                f"{self._architecture}: {where} the exported graph differs from torch by "
+                f"{worst:.3g} in a logit (allowed: {self.tolerance:.3g}); nothing was written. The "
+                "architecture does something that the export does not carry over"
+            )
+        self.logit = max(self.logit, worst)
+        self.agreed += int((logits.argmax(-1) == expected.argmax(-1)).sum())
+        self.compared += len(logits)
+
+    def add_caches(self, rows: list[np.ndarray], expected: list[np.ndarray]) -> None:
+        """Compare the cache rows a pass wrote."""
+        for got, want in zip(rows, expected, strict=True):
+            self.cache = max(self.cache, float(np.abs(got - want).max()))
 
 
 def parity_context(spec: ModelSpec) -> int:
@@ -127,20 +146,18 @@ def _cases(context: int, widths: tuple[int, ...]) -> Iterator[Case]:
 
 def run_reference(model: PreTrainedModel, context: int, rows: frozenset[int]) -> Reference:
     """Run torch over `context` random tokens in chunks, keeping the logits of `rows`."""
-    vocabulary = model.get_input_embeddings().weight.shape[0]
+    vocabulary = embedding_rows(model)
     tokens = np.random.default_rng(20231116).integers(0, vocabulary, context)
-    cache, logits = DynamicCache(), {}
+    cache = DynamicCache()
+    logits: dict[int, np.ndarray] = {}
     for start in range(0, context, _CHUNK):
         stop = min(start + _CHUNK, context)
         keep = [row for row in range(start, stop) if row in rows] or [stop - 1]
         positions = torch.arange(start, stop)[None]
         output = run_torch(model, tokens[start:stop], positions, cache, [k - start for k in keep])
         logits.update(zip(keep, output, strict=True))
-    caches = [
-        tensor.float().numpy()
-        for layer in cache.layers
-        for tensor in (layer.keys, layer.values)
-    ]
+    layers: list[Any] = cache.layers
+    caches = [tensor.float().numpy() for layer in layers for tensor in (layer.keys, layer.values)]
     if caches[0].shape[2] != context:
         raise ExportError(f"the reference cache holds {caches[0].shape[2]} of {context} tokens")
     return Reference(tokens, {k: v for k, v in logits.items() if k in rows}, caches)
@@ -154,11 +171,9 @@ def run_torch(
     keep: list[int],
 ) -> np.ndarray:
     """One pass of the torch model; returns the logits of the rows in `keep`, `[len(keep), V]`."""
-    import inspect
-
-    argument = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+    argument = cache_argument(model)
     index = torch.tensor(keep)
-    head = model.get_output_embeddings()
+    head = output_head(model)
     hook = head.register_forward_pre_hook(lambda _, args: (args[0].index_select(1, index),))
     try:
         with torch.no_grad():
@@ -228,7 +243,7 @@ def _check_last_positions(
     model: PreTrainedModel,
     spec: ModelSpec,
     reference: Reference,
-    tolerance: float,
+    found: _Worst,
 ) -> int:
     """Compare a pass at the model's last positions, reached by depth instead of a full cache.
 
@@ -247,11 +262,5 @@ def _check_last_positions(
     feeds = _inputs(spec, tokens, kv_len, np.arange(rows) + shift, rows)
     feeds |= _seeded_caches(spec, reference, kv_len, kv_len + rows)
     logits = session.run(["logits"], feeds)[0][0]
-    worst = float(np.abs(logits - expected).max())
-    if not worst <= tolerance:
-        raise ParityError(
-            f"{spec.architecture}: at the last of its {spec.max_position} positions the exported "
-            f"graph differs from torch by {worst:.3g} in a logit (allowed: {tolerance:.3g}); "
-            "nothing was written. Its position encoding depends on the length of the text"
-        )
+    found.add_logits(logits, expected, f"at the last of its {spec.max_position} positions")
     return 1

@@ -77,7 +77,9 @@ def _name_interface(graph: ir.Graph, layers: int) -> None:
         value.name = name
     for value, name in zip(caches, names, strict=True):
         value.name = f"past_key_values.{name}"
-    for value, name in zip(graph.outputs, ["logits", *(f"present.{n}" for n in names)], strict=True):
+    for value, name in zip(
+        graph.outputs, ["logits", *(f"present.{n}" for n in names)], strict=True
+    ):
         value.name = name
     for value in _values(graph):
         if value.shape is not None:

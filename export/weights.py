@@ -30,7 +30,8 @@ _SMALL_BYTES = 1024
 class WeightReader(Protocol):
     """Reads one parameter by name; nothing is kept."""
 
-    def read(self, name: str) -> np.ndarray: ...
+    def read(self, name: str) -> np.ndarray:
+        """Content of a parameter."""
 
 
 def attach_weights(
@@ -132,7 +133,7 @@ def _converted(value: np.ndarray, dtype: npt.DTypeLike, name: str) -> np.ndarray
         if not np.isfinite(converted[start : start + 4096]).all():
             was_finite = bool(np.isfinite(value[start : start + 4096]).all())
             raise CheckpointError(
-                f"{name} does not fit {np.dtype(dtype).name}: a value overflows; use another --dtype"
+                f"{name} overflows {np.dtype(dtype).name}; use another --dtype"
                 if was_finite
                 else f"{name} holds NaN or infinity; the checkpoint is damaged"
             )
@@ -148,9 +149,9 @@ def _pad_to_alignment(position: int, write: Callable[[bytes], int]) -> int:
 def _write_rows(write: Callable[[memoryview], int], array: np.ndarray) -> None:
     """Write in blocks of about 16 MiB, so that a transposed view is never copied whole."""
     if array.ndim == 0 or array.nbytes <= _SMALL_BYTES:
-        write(memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8)))
+        write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         return
     rows = max(1, (16 << 20) // max(1, array.nbytes // len(array)))
     for start in range(0, len(array), rows):
         block = np.ascontiguousarray(array[start : start + rows])
-        write(memoryview(block.reshape(-1).view(np.uint8)))
+        write(block.reshape(-1).view(np.uint8).data)

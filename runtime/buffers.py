@@ -21,17 +21,13 @@ from spec_export.engines.backend import Buffer, Device
 
 @dataclass(frozen=True)
 class RoundBuffers:
-    """Slices of the line and the blocks beside it; G is gamma, M = G + 1.
+    """The line and the blocks beside it; G is gamma, M = G + 1. int64 unless said otherwise.
 
     Attributes:
-        kv_len: `[1]` length of the target's cache, which is one less than the committed tokens.
-        draft_kv_len: `[G]` length at which the drafting model's i-th pass runs.
-        pair: `[2]` the last two committed tokens.
-        drafts: `[G]` this round's drafts.
-        n_draft: `[1]` how many of them count.
-        head: `[G + 3]` everything before the drafts.
+        gamma: G.
+        line: `[2 G + 4]`, sliced by the properties below.
+        n_draft: `[1]` how many drafts of the round count.
         next: `[G + 3]` the head of the next round, as `accept` leaves it.
-        n_accepted: `[1]`; tokens: `[M]`; logprob: `[M]` float32: parts of `report`.
         report: `[8 + 12 M]` bytes, what the host reads after a round.
     """
 
@@ -43,26 +39,32 @@ class RoundBuffers:
 
     @property
     def kv_len(self) -> Buffer:
+        """`[1]` length of the target's cache: one less than the committed tokens."""
         return self.line.part(0, 1)
 
     @property
     def draft_kv_len(self) -> Buffer:
+        """`[G]` length at which the drafting model's i-th pass runs."""
         return self.line.part(1, 1 + self.gamma)
 
     @property
     def pair(self) -> Buffer:
+        """`[2]` the last two committed tokens."""
         return self.line.part(1 + self.gamma, 3 + self.gamma)
 
     @property
     def last(self) -> Buffer:
+        """`[1]` the last committed token."""
         return self.line.part(2 + self.gamma, 3 + self.gamma)
 
     @property
     def drafts(self) -> Buffer:
+        """`[G]` this round's drafts."""
         return self.line.part(3 + self.gamma, 3 + 2 * self.gamma)
 
     @property
     def head(self) -> Buffer:
+        """`[G + 3]` everything before the drafts."""
         return self.line.part(0, 3 + self.gamma)
 
     def pass_tokens(self, rows: int) -> Buffer:
@@ -71,14 +73,17 @@ class RoundBuffers:
 
     @property
     def n_accepted(self) -> Buffer:
+        """`[1]` drafts accepted, a part of the report."""
         return self.report.part(0, 8).viewed(np.int64)
 
     @property
     def tokens(self) -> Buffer:
+        """`[M]` tokens emitted, a part of the report."""
         return self.report.part(8, 16 + 8 * self.gamma).viewed(np.int64)
 
     @property
     def logprob(self) -> Buffer:
+        """`[M]` float32 logprobs of the tokens, a part of the report."""
         return self.report.part(16 + 8 * self.gamma, self.report.shape[0]).viewed(np.float32)
 
 
@@ -106,9 +111,9 @@ class HostMirror:
         self._n_draft = np.zeros(1, np.int64)
         self._drafts = np.zeros(gamma, np.int64)
         self._report = np.zeros(buffers.report.shape, np.uint8)
-        self.n_accepted = memoryview(self._report[:8].view(np.int64))
-        self.tokens = memoryview(self._report[8 : 16 + 8 * gamma].view(np.int64))
-        self.logprob = memoryview(self._report[16 + 8 * gamma :].view(np.float32))
+        self.n_accepted = self._report[:8].view(np.int64).data
+        self.tokens = self._report[8 : 16 + 8 * gamma].view(np.int64).data
+        self.logprob = self._report[16 + 8 * gamma :].view(np.float32).data
         self._drafts_buffer = buffers.drafts
         self._head_buffer = buffers.head
         self._gamma = gamma

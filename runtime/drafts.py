@@ -18,14 +18,11 @@ Kind = Literal["one_hot", "dense"]
 
 
 class Draft(Protocol):
-    """A source of drafts for one session. It reads the session's history and owns its own length.
-
-    Attributes:
-        lag: committed tokens it has not seen, beyond those its next pass takes in anyway.
-    """
+    """A source of drafts for one session; it owns its own length."""
 
     @property
-    def lag(self) -> int: ...
+    def lag(self) -> int:
+        """Committed tokens it has not seen, beyond those its next pass takes in anyway."""
 
     def prefill(self, tokens: Sequence[int]) -> None:
         """Take in committed tokens that follow what it has seen."""
@@ -87,9 +84,7 @@ class ModelDraft:
         logits: of each pass of a round, in order.
     """
 
-    def __init__(
-        self, opened: OpenedBundle, buffers: RoundBuffers, history: Sequence[int]
-    ) -> None:
+    def __init__(self, opened: OpenedBundle, buffers: RoundBuffers, history: Sequence[int]) -> None:
         assert opened.draft is not None
         self._device, self._engine = opened.device, opened.draft
         self._spec = opened.manifest.models["draft"]

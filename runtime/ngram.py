@@ -52,7 +52,8 @@ class NgramIndex:
         start = self._match()
         if start is None:
             return []
-        tokens, length, found = self._tokens, len(self._tokens), []
+        tokens, length = self._tokens, len(self._tokens)
+        found: list[int] = []
         for i in range(start, start + count):
             found.append(tokens[i] if i < length else found[i - length])
         return found

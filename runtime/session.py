@@ -250,9 +250,7 @@ class Session:
         if role != "prefill":
             tokens = self._buffers.pass_tokens(int(self._spec.role(role).rows))
             given = {"input_ids": tokens, "kv_len": self._buffers.kv_len}
-        return bind_role(
-            self._device, self.opened.target, self._spec, role, self._caches, given
-        )
+        return bind_role(self._device, self.opened.target, self._spec, role, self._caches, given)
 
     def _make_draft(self) -> Draft | None:
         method = self.opened.manifest.method

@@ -145,7 +145,7 @@ class _TextEnd:
         self._ends = () if request.ignore_end else session.opened.manifest.text.end_ids
 
     def take(self, result: RoundResult, limit: int) -> tuple[int, str, FinishReason | None]:
-        """Tokens of a round to keep, at most `limit`; their text; why the text ends there, if so."""
+        """Tokens of a round to keep, at most `limit`; their text; why it ends there, if so."""
         shown = ""
         for count, token in enumerate(result.tokens, start=1):
             if token in self._ends:

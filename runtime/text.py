@@ -99,7 +99,9 @@ class TextStream:
         return after[len(before) :]
 
     def _window(self) -> tuple[str, str]:
-        before = self._tokenizer.decode(self._ids[self._start : self._done], skip_special_tokens=True)
+        before = self._tokenizer.decode(
+            self._ids[self._start : self._done], skip_special_tokens=True
+        )
         after = self._tokenizer.decode(self._ids[self._start :], skip_special_tokens=True)
         return before, after
 

@@ -19,7 +19,15 @@ if TYPE_CHECKING:
     from spec_export.export.exporter import ExportedPair
     from spec_export.runtime.compare import SelfCheck
 
-_NEEDED_TO_EXPORT = ("torch", "transformers", "onnx", "onnx_ir", "onnxscript", "safetensors", "gguf")
+_NEEDED_TO_EXPORT = (
+    "torch",
+    "transformers",
+    "onnx",
+    "onnx_ir",
+    "onnxscript",
+    "safetensors",
+    "gguf",
+)
 
 
 @dataclass(frozen=True)

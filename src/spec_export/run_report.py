@@ -33,16 +33,17 @@ def why_drafts_were_off(run: Run) -> str | None:
         return "drafts are off: the bundle was made without a draft"
     if run.gamma == 0:
         return "drafts are off: --gamma 0"
-    if stats.plain_steps == 0:
-        return None
-    passes = stats.rounds + stats.plain_steps
-    without = f"{stats.plain_steps} of {passes} passes had no drafts"
-    if manifest.method == "ngram":
-        return f"{without}: the end of the text stood nowhere before, or one token was left"
-    positions = manifest.models["draft"].max_position
-    if positions <= stats.prompt_tokens + stats.emitted:
-        return f"{without}: the text outgrew the {positions} positions of the draft"
-    return f"{without}: one token was left"
+    if manifest.method == "model":
+        positions = manifest.models["draft"].max_position
+        if stats.plain_steps and stats.prompt_tokens + stats.emitted >= positions:
+            return (
+                f"{stats.plain_steps} passes had no drafts: the text outgrew the {positions} "
+                "positions of the draft"
+            )
+    if stats.plain_steps and not stats.rounds:
+        found = "look-up found nothing to draft" if manifest.method == "ngram" else "no room"
+        return f"no pass had drafts: {found}"
+    return None
 
 
 def exactness(run: Run) -> str:
@@ -53,8 +54,8 @@ def exactness(run: Run) -> str:
     return f"{kind}: {MEANING[kind]}"
 
 
-def comparison_rows(found: DecodingComparison) -> Rows:
-    """Report of a comparison."""
+def comparison_rows(found: DecodingComparison, *, drawn: bool) -> Rows:
+    """Report of a comparison; texts that were `drawn` share their law, not their tokens."""
     low, high = min(found.speedups), max(found.speedups)
     repeats = len(found.speedups)
     rows = [
@@ -63,10 +64,10 @@ def comparison_rows(found: DecodingComparison) -> Rows:
             f"{found.tokens} tokens, {repeats} times each in turns, median (lowest to highest)",
         ),
         ("  as run", _timing(found.speculative)),
-        ("  fast plain", f"{_timing(found.fast_plain)}; {_same(found.fast_departs_at)}"),
+        ("  fast plain", f"{_timing(found.fast_plain)}; {_same(found.fast_departs_at, drawn)}"),
     ]
     if found.exact_plain is not None:
-        exact = f"{_timing(found.exact_plain)}; {_same(found.exact_departs_at)}"
+        exact = f"{_timing(found.exact_plain)}; {_same(found.exact_departs_at, drawn)}"
         rows.append(("  exact plain", exact))
     return [*rows, ("speed-up", f"{found.speedup:.2f}x of fast plain ({low:.2f} to {high:.2f})")]
 
@@ -112,7 +113,6 @@ def to_object(run: Run) -> dict[str, Any]:
         "fast_plain": run.request.fast_plain,
         "exactness": run.opened.exactness,
         "bundle_sha256": run.opened.bundle.sha256,
-        "threads": run.opened.threads,
         "speedup": None if found is None or run.gamma == 0 else found.speedup,
         "comparison": None if found is None else _comparison_object(found),
     }
@@ -165,5 +165,7 @@ def _timing(timing: Timing) -> str:
     return f"{timing.median:.1f} tokens/s ({low:.1f} to {high:.1f})"
 
 
-def _same(departs_at: int | None) -> str:
-    return "same text" if departs_at is None else f"other text from token {departs_at} on"
+def _same(departs_at: int | None, drawn: bool) -> str:
+    if departs_at is None:
+        return "same text"
+    return f"other text from token {departs_at} on{', as drawn anew' if drawn else ''}"

@@ -78,6 +78,8 @@ def run_bundle(path: Path, options: RunOptions) -> bool:
     run = prepare(opened, prompt, options)
     session = stream(run, quiet=quiet, to_stdout=options.show != "json")
     if options.compare:
+        if len(run.ids) < 2 and not quiet:
+            complain("not compared: a single token has no decode speed")
         compare(run, session, quiet=quiet)
     if options.show == "json":
         print(json.dumps(to_object(run), ensure_ascii=False, allow_nan=False), flush=True)
@@ -96,10 +98,12 @@ def run_bundle(path: Path, options: RunOptions) -> bool:
 def print_report(run: Run) -> None:
     """Print how a text was made, and the comparison if there is one, to stderr."""
     print(file=sys.stderr)
-    print_rows(run_rows(run), to_stderr=True)
-    if run.comparison is not None:
-        print_rows(comparison_rows(run.comparison), to_stderr=True)
-        print(f"\n{verdict(run.comparison, run.gamma)}", file=sys.stderr, flush=True)
+    found = run.comparison
+    drawn = run.request.sampling.temperature > 0
+    rows = [] if found is None else comparison_rows(found, drawn=drawn)
+    print_rows(run_rows(run) + rows, to_stderr=True)
+    if found is not None:
+        print(f"\n{verdict(found, run.gamma)}", file=sys.stderr, flush=True)
 
 
 def read_prompt(given: str | None) -> str:

@@ -1,0 +1,183 @@
+"""The command line. Options only; every command imports its work when it is run."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from spec_export import options as opt
+from spec_export.commands import Command, Commands, run
+from spec_export.engines.errors import RequestError
+
+app = typer.Typer(
+    cls=Commands,
+    help="Turn a target model and a draft into engines, and decode speculatively.",
+    epilog="Exit codes: 0 done, 1 a check failed, 2 bad input, 130 interrupted.",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from spec_export import __version__
+
+        typer.echo(f"spec-export {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _program(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Options of the program itself."""
+
+
+@app.command("model-to-engine", cls=Command)
+def _model_to_engine(
+    target: opt.Target,
+    output: opt.BundleOut,
+    draft: opt.Draft = "ngram",
+    gamma: opt.BuiltGamma = 4,
+    max_len: opt.MaxLen = None,
+    chunk: opt.Chunk = 128,
+    dtype: opt.Dtype = opt.ElementTypeName.float32,
+    backend: opt.Backend = opt.BackendName.onnxruntime,
+    threads: opt.BuildThreads = None,
+    keep_exported: opt.KeepExported = None,
+    trust_remote_code: opt.TrustRemoteCode = False,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Checkpoint to bundle: export, build, check."""
+    from spec_export import making, making_report
+    from spec_export.console import Steps, print_rows
+
+    checkpoints = making.Checkpoints(target, draft, dtype.value, trust_remote_code)
+    shapes = making.Shapes(gamma, max_len, chunk, threads)
+    with Steps(quiet=quiet) as steps:
+        made = making.model_to_engine(
+            checkpoints, shapes, output, backend.value, keep_exported, steps
+        )
+    if not quiet:
+        print_rows(making_report.made_rows(made))
+
+
+@app.command("export", cls=Command)
+def _export(
+    target: opt.Target,
+    output: opt.ExportedOut,
+    draft: opt.Draft = "ngram",
+    dtype: opt.Dtype = opt.ElementTypeName.float32,
+    trust_remote_code: opt.TrustRemoteCode = False,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Checkpoint to portable ONNX, for any device."""
+    from spec_export import making, making_report
+    from spec_export.console import Steps, print_rows
+
+    checkpoints = making.Checkpoints(target, draft, dtype.value, trust_remote_code)
+    with Steps(quiet=quiet) as steps:
+        pair = making.export(checkpoints, output, steps)
+    if not quiet:
+        print_rows(making_report.exported_rows(pair))
+
+
+@app.command("build", cls=Command)
+def _build(
+    exported: opt.Exported,
+    output: opt.BundleOut,
+    gamma: opt.BuiltGamma = 4,
+    max_len: opt.MaxLen = None,
+    chunk: opt.Chunk = 128,
+    backend: opt.Backend = opt.BackendName.onnxruntime,
+    threads: opt.BuildThreads = None,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Portable ONNX to bundle, on the device that runs it."""
+    from spec_export import making, making_report
+    from spec_export.console import Steps, print_rows
+
+    shapes = making.Shapes(gamma, max_len, chunk, threads)
+    with Steps(quiet=quiet) as steps:
+        made = making.build(exported, shapes, output, backend.value, steps)
+    if not quiet:
+        print_rows(making_report.made_rows(made))
+
+
+@app.command("run", cls=Command)
+def _run(
+    bundle: opt.BundleIn,
+    stdin: opt.Stdin = None,
+    prompt: opt.Prompt = None,
+    chat: opt.Chat = False,
+    gamma: opt.Gamma = None,
+    fast_plain: opt.FastPlain = False,
+    max_tokens: opt.MaxTokens = None,
+    temperature: opt.Temperature = 0.0,
+    seed: opt.Seed = 0,
+    stop: opt.Stop = None,
+    compare: opt.Compare = False,
+    as_json: opt.RunAsJson = False,
+    quiet: opt.TextOnly = False,
+    threads: opt.Threads = None,
+) -> None:
+    """Generate text; streams it, then says how it was made."""
+    from spec_export.running import RunOptions, run_bundle
+
+    if stdin not in (None, "-"):
+        raise RequestError(f"{stdin!r} is no option; give the prompt as --prompt TEXT")
+    if stdin == "-" and prompt not in (None, "-"):
+        raise RequestError("--prompt TEXT and - are two prompts; give one")
+    options = RunOptions(
+        prompt=None if prompt == "-" else prompt,
+        chat=chat,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        seed=seed,
+        gamma=gamma,
+        fast_plain=fast_plain,
+        stop=tuple(stop or ()),
+        threads=threads,
+        compare=compare,
+        show="json" if as_json else "quiet" if quiet else "report",
+    )
+    if not run_bundle(bundle, options):
+        raise typer.Exit(1)
+
+
+@app.command("inspect", cls=Command)
+def _inspect(path: opt.Inspected, as_json: opt.AsJson = False) -> None:
+    """Show a bundle, an exported directory or an ONNX file."""
+    from spec_export.inspecting import inspect
+
+    inspect(path, as_json=as_json)
+
+
+@app.command("check", cls=Command)
+def _check(
+    bundle: opt.BundleIn,
+    threads: opt.Threads = None,
+    as_json: opt.AsJson = False,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Hash, compare and probe a bundle here: a certificate."""
+    from spec_export.checking import check
+
+    if not check(bundle, threads, as_json=as_json, quiet=quiet):
+        raise typer.Exit(1)
+
+
+def main() -> None:
+    """Run the program."""
+    run(app)
+
+
+if __name__ == "__main__":
+    main()

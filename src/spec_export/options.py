@@ -1,0 +1,165 @@
+"""Arguments and options of the commands, as types; `cli` puts them together."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+# Groups of options in the help of a command.
+_DRAFTS, _SHAPES, _SAMPLING, _OUTPUT = "Drafts", "Shapes", "Sampling", "Output"
+
+
+class BackendName(str, Enum):
+    """Engine libraries that `build` compiles for."""
+
+    onnxruntime = "onnxruntime"
+
+
+class ElementTypeName(str, Enum):
+    """Element types of exported weights and caches."""
+
+    float32 = "float32"
+    float16 = "float16"
+
+
+def _argument(metavar: str, help: str) -> Any:
+    return typer.Argument(metavar=metavar, help=help, show_default=False)
+
+
+def _option(
+    help: str,
+    *names: str,
+    metavar: str | None = None,
+    group: str | None = None,
+    default: str | None = None,
+    minimum: int | None = None,
+) -> Any:
+    """An option; `default` says in words what happens where none is given."""
+    return typer.Option(
+        *names,
+        metavar=metavar,
+        help=help,
+        rich_help_panel=group,
+        show_default=default or False,
+        min=minimum,
+    )
+
+
+def _shown(help: str, *, metavar: str | None = None, group: str | None = None) -> Any:
+    """An option whose help shows the default of its function."""
+    return typer.Option(metavar=metavar, help=help, rich_help_panel=group)
+
+
+# typer reads these at run time; on Python 3.10 it needs Optional.
+_MaybeInt = Optional[int]
+_MaybeText = Optional[str]
+_MaybePath = Optional[Path]
+_MaybeTexts = Optional[list[str]]
+
+# --- making -------------------------------------------------------------------------------------
+
+Target = Annotated[
+    str, _argument("TARGET", "Checkpoint: a Hugging Face directory, a hub id, or a .gguf file.")
+]
+Exported = Annotated[Path, _argument("EXPORTED", "Directory made by `export`.")]
+Draft = Annotated[
+    str,
+    _shown(
+        "A smaller checkpoint with the same tokenizer, ngram (prompt lookup), or none.",
+        metavar="DRAFT",
+        group=_DRAFTS,
+    ),
+]
+BuiltGamma = Annotated[
+    int, _shown("Drafts per round, 1 to 16; fixed in the bundle.", metavar="N", group=_DRAFTS)
+]
+MaxLen = Annotated[
+    _MaybeInt,
+    _option(
+        "Tokens of a context, prompt included.",
+        metavar="N",
+        group=_SHAPES,
+        default="1024, or all that the target has",
+    ),
+]
+Chunk = Annotated[int, _shown("Tokens of a prefill pass.", metavar="N", group=_SHAPES)]
+Dtype = Annotated[ElementTypeName, _shown("Of weights and caches.", group=_SHAPES)]
+Backend = Annotated[BackendName, _shown("Engine library.", group=_SHAPES)]
+BuildThreads = Annotated[
+    _MaybeInt,
+    _option("Threads to compute with.", metavar="N", default="all processors", minimum=1),
+]
+TrustRemoteCode = Annotated[
+    bool, _option("Run code that comes with a checkpoint.", "--trust-remote-code")
+]
+KeepExported = Annotated[_MaybePath, _option("Keep the portable ONNX here.", metavar="DIR")]
+BundleOut = Annotated[
+    Path, _option("Bundle directory to write.", "-o", "--output", metavar="BUNDLE")
+]
+ExportedOut = Annotated[Path, _option("Directory to write.", "-o", "--output", metavar="EXPORTED")]
+Quiet = Annotated[bool, _option("No progress and no report.", "-q", "--quiet")]
+
+# --- looking ------------------------------------------------------------------------------------
+
+BundleIn = Annotated[Path, _argument("BUNDLE", "Bundle directory.")]
+Inspected = Annotated[Path, _argument("PATH", "A bundle, an exported directory, or an .onnx file.")]
+AsJson = Annotated[bool, _option("One JSON object on stdout.", "--json")]
+
+# --- running ------------------------------------------------------------------------------------
+
+Threads = Annotated[
+    _MaybeInt,
+    _option("Threads to compute with.", metavar="N", default="as built", minimum=1),
+]
+Stdin = Annotated[_MaybeText, _argument("[-]", "Read the prompt from stdin.")]
+Prompt = Annotated[_MaybeText, _option("The prompt.", metavar="TEXT", default="read from stdin")]
+Chat = Annotated[bool, _option("Put the prompt into the chat template.", "--chat")]
+Gamma = Annotated[
+    _MaybeInt,
+    _option(
+        "Drafts per round, 0 (off) to the built gamma.",
+        metavar="N",
+        group=_DRAFTS,
+        default="the built one",
+    ),
+]
+FastPlain = Annotated[
+    bool,
+    _option(
+        "Passes without drafts compute one row: faster, perhaps other bits.",
+        "--fast-plain",
+        group=_DRAFTS,
+    ),
+]
+MaxTokens = Annotated[
+    _MaybeInt,
+    _option(
+        "Tokens to generate at most.",
+        metavar="N",
+        group=_SAMPLING,
+        default="to the end of the context",
+    ),
+]
+Temperature = Annotated[
+    float, _shown("0 takes the most probable token.", metavar="T", group=_SAMPLING)
+]
+Seed = Annotated[int, _shown("Of all randomness.", metavar="S", group=_SAMPLING)]
+Stop = Annotated[
+    _MaybeTexts,
+    _option("End before this text; may be given again.", metavar="TEXT", group=_SAMPLING),
+]
+Compare = Annotated[
+    bool,
+    _option(
+        "Time the text against plain decoding: does speculation pay?",
+        "--compare",
+        group=_OUTPUT,
+    ),
+]
+RunAsJson = Annotated[
+    bool, _option("One JSON object on stdout, nothing else.", "--json", group=_OUTPUT)
+]
+TextOnly = Annotated[bool, _option("The text only.", "-q", "--quiet", group=_OUTPUT)]

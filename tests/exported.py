@@ -1,0 +1,60 @@
+"""Exported directories put together from others, so that the tests trace each model once.
+
+What comes out has the layout that `export_pair` writes. `parity` is left as it was: nothing was
+checked again.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from spec_export.engines.build import read_exported
+from spec_export.engines.graphs import DRAFT_ROLES, GRAPHS_FILE, GraphsSpec, ModelSpec
+from spec_export.engines.strict import to_json
+from spec_export.export.exporter import _write_sampling
+
+Method = Literal["ngram", "none"]
+
+
+def with_method(exported: Path, method: Method, out: Path) -> Path:
+    """The target of `exported`, with prompt lookup or without a draft."""
+    graphs = read_exported(exported)
+    return _write(exported, graphs, None, method, out)
+
+
+def with_draft(exported: Path, drafts: Path, model: str, out: Path, **changes: int) -> Path:
+    """The target of `exported` with a model of `drafts` as its draft; `changes` go into its spec."""
+    graphs, others = read_exported(exported), read_exported(drafts)
+    spec = replace(others.models[model], file="draft/model.onnx", roles=DRAFT_ROLES, **changes)
+    shutil.copytree(drafts / model, out / "draft")
+    return _write(exported, graphs, spec, "model", out)
+
+
+def scramble_weights(exported: Path, model: str, seed: int) -> None:
+    """Shuffle every weight of a model within blocks: the same magnitudes, and nothing learned."""
+    file = exported / model / "model.onnx.data"
+    weights = np.fromfile(file, np.float32)
+    np.random.default_rng(seed).shuffle(weights)
+    weights.tofile(file)
+
+
+def _write(
+    exported: Path,
+    graphs: GraphsSpec,
+    draft: ModelSpec | None,
+    method: Literal["model", "ngram", "none"],
+    out: Path,
+) -> Path:
+    shutil.copytree(exported / "target", out / "target")
+    shutil.copytree(exported / "text", out / "text")
+    models = {"target": graphs.models["target"]} | ({"draft": draft} if draft else {})
+    changed = replace(
+        graphs, method=method, models=models, sampling=_write_sampling(out, models)
+    )
+    (out / GRAPHS_FILE).write_text(to_json(changed), encoding="utf-8")
+    return out
