@@ -242,7 +242,7 @@ def compare_with_standard(
 
     engine = backend.open_model(directory / spec.file, spec)
     standard_file = (directory / spec.file).parent / STANDARD_GRAPH
-    standard = OrtBackend(backend.threads).open_model(standard_file, spec)
+    standard = OrtBackend(backend.threads).open_mapped(standard_file, spec)
     return compare_engines(backend.device, engine, standard, spec, max_len)
 
 

@@ -60,8 +60,8 @@ def compare_engines(
     """
     ours, theirs = PassRunner(device, engine, spec), PassRunner(device, standard, spec)
     tokens = np.random.default_rng(7).integers(0, spec.vocabulary, max_len)
-    theirs.prefill(tokens)
-    filled = theirs.read_caches()
+    ours.prefill(tokens)
+    filled = ours.read_caches()
     worst, scale, agreed, rows, passes = -1.0, 1.0, 0, 0, 0
     where, touched = "", None
     for role in spec.roles:

@@ -179,9 +179,18 @@ class OrtBackend:
 
     def open_model(self, file: Path, spec: ModelSpec) -> OrtEngine:
         """Open a session for every role of a model."""
-        roles = {role.name: (int(role.rows), int(role.logit_rows)) for role in spec.roles}
-        aliases = {state.output: state.input for state in spec.states if state.aliased}
-        return OrtEngine(self._session(file), spec.inputs, spec.outputs, roles, aliases)
+        return self._engine(self._session(file), spec)
+
+    def open_mapped(self, file: Path, spec: ModelSpec) -> OrtEngine:
+        """Open a model that reads its weights where they lie on disk: slow, and next to no memory.
+
+        Nothing is folded, fused or packed, so it is also the plain reading of the graph.
+        """
+        options = ort.SessionOptions()
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.add_session_config_entry("session.disable_prepacking", "1")
+        options.enable_cpu_mem_arena = options.enable_mem_pattern = False
+        return self._engine(self._session(file, options), spec)
 
     def open_sampling(self, file: Path, spec: SamplingSpec) -> OrtEngine:
         """Open a session for a sampling graph; its one role is called `run`."""
@@ -193,8 +202,16 @@ class OrtBackend:
             self.name, ort.__version__, _processor_name(), platform.machine(), self.threads
         )
 
-    def _session(self, file: Path) -> ort.InferenceSession:
-        options = ort.SessionOptions()
+    @staticmethod
+    def _engine(session: ort.InferenceSession, spec: ModelSpec) -> OrtEngine:
+        roles = {role.name: (int(role.rows), int(role.logit_rows)) for role in spec.roles}
+        aliases = {state.output: state.input for state in spec.states if state.aliased}
+        return OrtEngine(session, spec.inputs, spec.outputs, roles, aliases)
+
+    def _session(
+        self, file: Path, options: ort.SessionOptions | None = None
+    ) -> ort.InferenceSession:
+        options = options or ort.SessionOptions()
         options.use_per_session_threads = False
         options.log_severity_level = _QUIET
         try:

@@ -15,7 +15,7 @@ class Stats:
         emitted: tokens of the text.
         rounds: passes that verified drafts.
         plain_steps: passes without drafts.
-        drafted: drafts verified.
+        drafted: drafts verified, without those a stop cut off.
         accepted: drafts that became text.
         rejections: rounds in which a draft was refused, and no stop hid it.
         drafted_at: per position, rounds that had a draft there.
@@ -47,13 +47,15 @@ class Stats:
         if n_draft == 0:
             self.plain_steps += 1
             return
+        cut = kept <= n_accepted
+        drafted = kept if cut else n_draft
         accepted = min(n_accepted, kept)
         self.rounds += 1
-        self.drafted += n_draft
+        self.drafted += drafted
         self.accepted += accepted
-        if n_accepted < n_draft and kept == n_accepted + 1:
+        if n_accepted < n_draft and not cut:
             self.rejections += 1
-        for i in range(n_draft):
+        for i in range(drafted):
             self.drafted_at[i] += 1
         for i in range(accepted):
             self.accepted_at[i] += 1

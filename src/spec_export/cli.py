@@ -132,7 +132,7 @@ def _run(
     from spec_export.running import RunOptions, run_bundle
 
     if stdin not in (None, "-"):
-        raise RequestError(f"{stdin!r} is no option; give the prompt as --prompt TEXT")
+        raise RequestError(f"{stdin!r} is in no place; give a prompt as --prompt TEXT")
     if stdin == "-" and prompt not in (None, "-"):
         raise RequestError("--prompt TEXT and - are two prompts; give one")
     options = RunOptions(

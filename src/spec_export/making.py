@@ -49,15 +49,13 @@ class Shapes:
     chunk: int
     threads: int | None
 
-    def options(self, positions: int, steps: Steps) -> BuildOptions:
+    def options(self, positions: int) -> BuildOptions:
         """The options for a target with `positions` positions."""
         from spec_export.engines.build import BuildOptions
 
         max_len = self.max_len
         if max_len is None:
             max_len = min(BuildOptions.max_len, positions)
-            if max_len < BuildOptions.max_len:
-                steps.say(f"context: {max_len} tokens, all that the target has positions for")
         return BuildOptions(gamma=self.gamma, max_len=max_len, chunk=self.chunk)
 
 
@@ -74,8 +72,10 @@ def export(checkpoints: Checkpoints, out: Path, steps: Steps) -> ExportedPair:
     from spec_export.engines.extras import require
 
     require("export", *_NEEDED_TO_EXPORT)
+    steps("loading torch and transformers", 0, 1)
     from spec_export.export.exporter import export_pair
 
+    steps("loading torch and transformers", 1, 1)
     _silence_libraries()
     return export_pair(
         checkpoints.target,
@@ -89,14 +89,15 @@ def export(checkpoints: Checkpoints, out: Path, steps: Steps) -> ExportedPair:
 
 def build(exported: Path, shapes: Shapes, out: Path, backend_name: str, steps: Steps) -> Made:
     """Compile an exported directory for this device and check the result."""
-    from spec_export.engines.build import build_bundle, read_exported
+    from spec_export.engines.build import build_bundle, check_options, read_exported
     from spec_export.engines.bundle import default_memory
     from spec_export.runtime.compare import check_session
     from spec_export.runtime.opened import make_backend, open_runtime
     from spec_export.runtime.session import Session
 
     graphs = read_exported(exported)
-    options = shapes.options(graphs.models["target"].max_position, steps)
+    options = shapes.options(graphs.models["target"].max_position)
+    check_options(options, graphs)
     steps.say(statement(graphs, options))
     backend = make_backend(backend_name, shapes.threads)
     checks = []
@@ -145,9 +146,11 @@ def statement(graphs: GraphsSpec, options: BuildOptions) -> str:
     capacity = capacity_for(options, gamma)
     weights = sum(spec.parameters_bytes for spec in graphs.models.values())
     caches = sum(cache_bytes_at(spec, capacity) for spec in graphs.models.values())
+    whole = options.max_len == graphs.models["target"].max_position
+    context = f"{options.max_len} tokens{', all the target has positions for' if whole else ''}"
     return (
         f"sizes: weights {size(weights)} on disk and in memory, one session's caches "
-        f"{size(caches)} ({options.max_len} tokens)"
+        f"{size(caches)} for a context of {context}"
     )
 
 
@@ -168,13 +171,15 @@ def _settle(checkpoints: Checkpoints, shapes: Shapes, steps: Steps) -> Shapes:
     from spec_export.engines.extras import require
 
     require("export", *_NEEDED_TO_EXPORT)
+    steps("opening the checkpoint", 0, 1)
     from spec_export.export.checkpoint import open_checkpoint
     from spec_export.export.decoder import max_position
 
     _silence_libraries()
     opened = open_checkpoint(checkpoints.target, trust_remote_code=checkpoints.trust_remote_code)
     positions = max_position(opened.config)
-    options = shapes.options(positions, steps)
+    options = shapes.options(positions)
+    steps("opening the checkpoint", 1, 1)
     check_shapes(options, "none" if checkpoints.draft == "none" else "drafts", positions)
     return replace(shapes, max_len=options.max_len)
 

@@ -69,9 +69,9 @@ def parity_rows(parity: dict[str, ParitySpec]) -> Rows:
     return [
         (
             "parity",
-            f"{name}: within {found.worst_logit:.2g} of torch (allowed {found.tolerance:.2g}), best "
-            f"token the same in {found.argmax_agreement:.2%}, {found.cases} passes up to position "
-            f"{found.positions}",
+            f"{name}: within {found.worst_logit:.2g} of torch (allowed {found.tolerance:.2g}), "
+            f"best token the same in {found.argmax_agreement:.2%}, {found.cases} passes up to "
+            f"position {found.positions}",
         )
         for name, found in parity.items()
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
@@ -53,12 +53,6 @@ def _shown(help: str, *, metavar: str | None = None, group: str | None = None) -
     return typer.Option(metavar=metavar, help=help, rich_help_panel=group)
 
 
-# typer reads these at run time; on Python 3.10 it needs Optional.
-_MaybeInt = Optional[int]
-_MaybeText = Optional[str]
-_MaybePath = Optional[Path]
-_MaybeTexts = Optional[list[str]]
-
 # --- making -------------------------------------------------------------------------------------
 
 Target = Annotated[
@@ -77,7 +71,7 @@ BuiltGamma = Annotated[
     int, _shown("Drafts per round, 1 to 16; fixed in the bundle.", metavar="N", group=_DRAFTS)
 ]
 MaxLen = Annotated[
-    _MaybeInt,
+    int | None,
     _option(
         "Tokens of a context, prompt included.",
         metavar="N",
@@ -89,13 +83,13 @@ Chunk = Annotated[int, _shown("Tokens of a prefill pass.", metavar="N", group=_S
 Dtype = Annotated[ElementTypeName, _shown("Of weights and caches.", group=_SHAPES)]
 Backend = Annotated[BackendName, _shown("Engine library.", group=_SHAPES)]
 BuildThreads = Annotated[
-    _MaybeInt,
+    int | None,
     _option("Threads to compute with.", metavar="N", default="all processors", minimum=1),
 ]
 TrustRemoteCode = Annotated[
     bool, _option("Run code that comes with a checkpoint.", "--trust-remote-code")
 ]
-KeepExported = Annotated[_MaybePath, _option("Keep the portable ONNX here.", metavar="DIR")]
+KeepExported = Annotated[Path | None, _option("Keep the portable ONNX here.", metavar="DIR")]
 BundleOut = Annotated[
     Path, _option("Bundle directory to write.", "-o", "--output", metavar="BUNDLE")
 ]
@@ -111,14 +105,14 @@ AsJson = Annotated[bool, _option("One JSON object on stdout.", "--json")]
 # --- running ------------------------------------------------------------------------------------
 
 Threads = Annotated[
-    _MaybeInt,
+    int | None,
     _option("Threads to compute with.", metavar="N", default="as built", minimum=1),
 ]
-Stdin = Annotated[_MaybeText, _argument("[-]", "Read the prompt from stdin.")]
-Prompt = Annotated[_MaybeText, _option("The prompt.", metavar="TEXT", default="read from stdin")]
+Stdin = Annotated[str | None, _argument("-", "Read the prompt from stdin.")]
+Prompt = Annotated[str | None, _option("The prompt.", metavar="TEXT", default="read from stdin")]
 Chat = Annotated[bool, _option("Put the prompt into the chat template.", "--chat")]
 Gamma = Annotated[
-    _MaybeInt,
+    int | None,
     _option(
         "Drafts per round, 0 (off) to the built gamma.",
         metavar="N",
@@ -135,7 +129,7 @@ FastPlain = Annotated[
     ),
 ]
 MaxTokens = Annotated[
-    _MaybeInt,
+    int | None,
     _option(
         "Tokens to generate at most.",
         metavar="N",
@@ -148,7 +142,7 @@ Temperature = Annotated[
 ]
 Seed = Annotated[int, _shown("Of all randomness.", metavar="S", group=_SAMPLING)]
 Stop = Annotated[
-    _MaybeTexts,
+    list[str] | None,
     _option("End before this text; may be given again.", metavar="TEXT", group=_SAMPLING),
 ]
 Compare = Annotated[

@@ -159,7 +159,8 @@ def learning_rate_factor(step: int, steps: int) -> float:
 
 def make_optimizers(model: LlamaForCausalLM, peak: float) -> list[torch.optim.Optimizer]:
     """Return Muon for the hidden matrices and AdamW for the embedding and the norms."""
-    hidden, rest = [], []
+    hidden: list[torch.nn.Parameter] = []
+    rest: list[torch.nn.Parameter] = []
     for name, parameter in model.named_parameters():
         is_hidden = parameter.ndim == 2 and "embed" not in name
         (hidden if is_hidden else rest).append(parameter)
