@@ -16,9 +16,8 @@ from spec_export.engines.bundle import VerifiedFiles
 from spec_export.engines.ort import OrtBackend
 from spec_export.runtime import OpenedBundle, open_runtime
 from tests import exported as assembling
-from tests.tiny_models import save_tiny_model
+from tests.tiny_models import TINY, save_tiny_model
 
-TINY = Path(__file__).parent / "data" / "tiny"
 GAMMA, MAX_LEN, CHUNK = 4, 128, 32
 
 Build = Callable[..., Path]

@@ -11,6 +11,7 @@ from typing import Any
 
 from tests.tiny_checkpoints import save_directory, tiny_config, tiny_model
 
+TINY = Path(__file__).parent / "data" / "tiny"  # the trained pair: TINY / "target", TINY / "draft"
 POSITIONS = 96
 WINDOW = 16
 FAMILIES: dict[str, dict[str, Any]] = {

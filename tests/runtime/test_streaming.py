@@ -3,36 +3,65 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders, models
 
 from spec_export.runtime import Request, Sampling, Session, generate
 from spec_export.runtime.session import RoundResult
 from spec_export.runtime.stream import _TextEnd
 from spec_export.runtime.text import StopStrings, TextStream
-from tests.conftest import TINY
 from tests.decoding import decode, trace
+from tests.tiny_models import TINY
 
 TOKENIZER = Tokenizer.from_file(str(TINY / "target" / "tokenizer.json"))
 EMOJI = "I \U0001f469‍\U0001f469‍\U0001f467 saw \U0001f1eb\U0001f1f7 naïve 世界 \U0001f44d\U0001f3fd!"
 
 
-def whole(ids: list[int]) -> str:
-    return str(TOKENIZER.decode(ids, skip_special_tokens=True))
+def llama_like() -> Tokenizer:
+    """Words carry their space in front, bytes have tokens of their own, the first space is cut."""
+    words = ["<s>", "▁", "▁the", "▁a", "s", "the", "é", *(f"<0x{byte:02X}>" for byte in range(256))]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True))
+    tokenizer.add_special_tokens(["<s>"])
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    return tokenizer
 
 
-def streamed(ids: list[int]) -> list[str]:
-    stream = TextStream(TOKENIZER)
+LLAMA_LIKE = llama_like()
+
+
+def whole(ids: list[int], tokenizer: Tokenizer = TOKENIZER) -> str:
+    return str(tokenizer.decode(ids, skip_special_tokens=True))
+
+
+def streamed(ids: list[int], tokenizer: Tokenizer = TOKENIZER) -> list[str]:
+    stream = TextStream(tokenizer)
     return [*(stream.add(token) for token in ids), stream.finish()]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, TOKENIZER.get_vocab_size() - 1), max_size=40))
 def test_pieces_of_any_ids_are_the_whole(ids):
     """Report 21 (vllm 30204, 42781): the last tokens went missing; broken bytes included."""
     assert "".join(streamed(ids)) == whole(ids)
 
 
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 6) | st.sampled_from([7 + byte for byte in b"a\xc3\xa9"])))
+def test_pieces_are_the_whole_where_spaces_belong_to_words(ids):
+    """A decoder that cuts the first space of what it is given must not cut those of later words."""
+    assert "".join(streamed(ids, LLAMA_LIKE)) == whole(ids, LLAMA_LIKE)
+
+
+@settings(deadline=None)
 @given(st.text(max_size=30))
 def test_pieces_of_any_text_are_whole_characters(text):
     ids = TOKENIZER.encode(text, add_special_tokens=False).ids
@@ -87,6 +116,7 @@ def cut_naively(pieces: list[str], stops: tuple[str, ...]) -> tuple[str, bool]:
     return text, False
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.text("ab ", max_size=4), max_size=12),
     st.lists(st.text("ab ", min_size=1, max_size=4), max_size=3).map(tuple),
