@@ -1,8 +1,9 @@
 """ONNX Runtime on the CPU.
 
 One session per model serves every role: rows are a free dimension, the cache capacity is pinned.
-All sessions of a process share one thread pool, so that the spinning workers of one model do not
-take the cores from the next.
+A model's workers stop spinning when its pass ends, so that they do not take the cores from the next
+model; sampling graphs are too small for more than one thread. The library's global thread pool
+would do as well, but whoever else uses the library in the process could open no session of its own.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ from spec_export.engines.manifest import DeviceSpec
 
 _HOST = native.OrtDevice(native.OrtDevice.cpu(), native.OrtDevice.default_memory(), 0)
 _QUIET = 3
-_pool_threads: int | None = None
 
 
 class HostDevice:
@@ -144,7 +144,7 @@ class OrtBackend:
 
     def __init__(self, threads: int | None = None) -> None:
         self.device = HostDevice()
-        self.threads = _start_pool(threads or default_threads())
+        self.threads = threads or default_threads()
 
     def compile_model(self, graph: Path, spec: ModelSpec, capacity: int, out: Path) -> Compiled:
         """Lower attention, pin the capacity, and write the graph and its weights into `out`."""
@@ -179,7 +179,7 @@ class OrtBackend:
 
     def open_model(self, file: Path, spec: ModelSpec) -> OrtEngine:
         """Open a session for every role of a model."""
-        return self._engine(self._session(file), spec)
+        return self._engine(_session(file, ort.SessionOptions(), self.threads), spec)
 
     def open_mapped(self, file: Path, spec: ModelSpec) -> OrtEngine:
         """Open a model that reads its weights where they lie on disk: slow, and next to no memory.
@@ -190,11 +190,12 @@ class OrtBackend:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.add_session_config_entry("session.disable_prepacking", "1")
         options.enable_cpu_mem_arena = options.enable_mem_pattern = False
-        return self._engine(self._session(file, options), spec)
+        return self._engine(_session(file, options, self.threads), spec)
 
     def open_sampling(self, file: Path, spec: SamplingSpec) -> OrtEngine:
         """Open a session for a sampling graph; its one role is called `run`."""
-        return OrtEngine(self._session(file), spec.inputs, spec.outputs, {"run": (0, 0)}, {})
+        session = _session(file, ort.SessionOptions(), threads=1)
+        return OrtEngine(session, spec.inputs, spec.outputs, {"run": (0, 0)}, {})
 
     def describe(self) -> DeviceSpec:
         """This processor and this library."""
@@ -208,18 +209,16 @@ class OrtBackend:
         aliases = {state.output: state.input for state in spec.states if state.aliased}
         return OrtEngine(session, spec.inputs, spec.outputs, roles, aliases)
 
-    def _session(
-        self, file: Path, options: ort.SessionOptions | None = None
-    ) -> ort.InferenceSession:
-        options = options or ort.SessionOptions()
-        options.use_per_session_threads = False
-        options.log_severity_level = _QUIET
-        try:
-            return ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-        except Exception as error:
-            raise EngineError(
-                f"onnxruntime {ort.__version__} cannot open {file}: {error}"
-            ) from error
+
+def _session(file: Path, options: ort.SessionOptions, threads: int) -> ort.InferenceSession:
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    options.log_severity_level = _QUIET
+    try:
+        return ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise EngineError(f"onnxruntime {ort.__version__} cannot open {file}: {error}") from error
 
 
 def default_threads() -> int:
@@ -227,26 +226,6 @@ def default_threads() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def _start_pool(threads: int) -> int:
-    """Size the shared pool on first use; it cannot be changed within a process."""
-    global _pool_threads
-    if _pool_threads is None:
-        try:
-            ort.set_global_thread_pool_sizes(threads, 1)
-        except Exception as error:
-            raise EngineError(
-                "this process already runs onnxruntime with a thread pool of its own size: "
-                "open the bundle before other code sets one"
-            ) from error
-        _pool_threads = threads
-    elif _pool_threads != threads:
-        raise EngineError(
-            f"asked for {threads} threads, but this process already runs onnxruntime with "
-            f"{_pool_threads}; use one thread count per process"
-        )
-    return threads
 
 
 def external_files(model: Any, directory: Path) -> list[Path]:

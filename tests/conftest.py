@@ -5,10 +5,9 @@ Everything here is made through the public API and must not be written to: copy 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import onnxruntime as ort
 import pytest
 
 from spec_export.engines.build import BuildOptions, build_bundle
@@ -23,25 +22,6 @@ GAMMA, MAX_LEN, CHUNK = 4, 128, 32
 Build = Callable[..., Path]
 Export = Callable[[str], Path]
 Open = Callable[[Path], OpenedBundle]
-
-
-class _SharedPoolOptions(ort.SessionOptions):
-    def __init__(self) -> None:
-        super().__init__()
-        self.use_per_session_threads = False
-
-
-@pytest.fixture(scope="session", autouse=True)
-def shared_pool() -> Iterator[type[ort.SessionOptions]]:
-    """Sessions that a test opens itself use the engines' thread pool; yields the original options.
-
-    Once a process has a shared pool, onnxruntime for Python opens no session with its own threads.
-    """
-    OrtBackend()
-    with pytest.MonkeyPatch.context() as patch:
-        original = ort.SessionOptions
-        patch.setattr(ort, "SessionOptions", _SharedPoolOptions)
-        yield original
 
 
 @pytest.fixture(scope="session")

@@ -32,7 +32,7 @@ class Commands(TyperGroup):
             complain(f"error: {error}")
             raise typer.Exit(BAD_INPUT) from error
         except KeyboardInterrupt as error:
-            complain("\ninterrupted", one_line=False)
+            complain("interrupted")
             raise typer.Exit(INTERRUPTED) from error
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -63,9 +63,9 @@ class Command(TyperCommand):
                     formatter.write_dl(records)
 
 
-def complain(message: str, *, one_line: bool = True) -> None:
+def complain(message: str) -> None:
     """Write to stderr; a message that spans lines becomes one."""
-    print(" ".join(message.split()) if one_line else message, file=sys.stderr, flush=True)
+    print(" ".join(message.split()), file=sys.stderr, flush=True)
 
 
 def run(app: Callable[..., Any]) -> None:

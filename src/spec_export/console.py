@@ -23,9 +23,11 @@ class Steps:
     Args:
         quiet: show nothing.
         lines: off a terminal, write a line for every finished step.
+        animated: redraw bars all the time; off while something is being timed.
     """
 
-    def __init__(self, *, quiet: bool = False, lines: bool = True) -> None:
+    def __init__(self, *, quiet: bool = False, lines: bool = True, animated: bool = True) -> None:
+        self._animated = animated
         self._on_terminal = sys.stderr.isatty() and not quiet
         self._lines = lines and not quiet and not self._on_terminal
         self._quiet = quiet
@@ -52,7 +54,8 @@ class Steps:
             self._finish()
             self._start(what)
         if self._bars is not None and self._bar is not None:
-            self._bars.update(self._bar, completed=done, total=total if total > 1 else None)
+            known = total if total > 1 else None
+            self._bars.update(self._bar, completed=done, total=known, refresh=not self._animated)
         if is_last:
             self._finish()
 
@@ -85,7 +88,7 @@ class Steps:
     def _start(self, what: str) -> None:
         self._what, self._started = what, time.perf_counter()
         if self._on_terminal:
-            self._bars = self._bars or _new_bars()
+            self._bars = self._bars or _new_bars(animated=self._animated)
             self._bar = self._bars.add_task(what, total=None)
 
     def _finish(self) -> None:
@@ -138,7 +141,7 @@ def size(count: int) -> str:
     return f"{count} bytes" if unit == "bytes" else f"{value:.3g} {unit}"
 
 
-def _new_bars() -> Progress:
+def _new_bars(*, animated: bool) -> Progress:
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -154,6 +157,7 @@ def _new_bars() -> Progress:
         TaskProgressColumn(),
         TimeElapsedColumn(),
         console=Console(stderr=True),
+        auto_refresh=animated,
     )
     bars.start()
     return bars

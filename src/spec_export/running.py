@@ -180,7 +180,7 @@ def compare(run: Run, session: Session, *, quiet: bool) -> None:
 
     if len(run.ids) < 2:
         return
-    with Steps(quiet=quiet, lines=False) as steps:
+    with Steps(quiet=quiet, lines=False, animated=False) as steps:
         request = replace(run.request, gamma=run.gamma)
         run.comparison = compare_decoding(
             session, run.prompt, request, len(run.ids), progress=steps

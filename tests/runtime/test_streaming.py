@@ -55,9 +55,13 @@ def test_pieces_of_any_ids_are_the_whole(ids):
 
 
 @settings(deadline=None)
-@given(st.lists(st.integers(1, 6) | st.sampled_from([7 + byte for byte in b"a\xc3\xa9"])))
-def test_pieces_are_the_whole_where_spaces_belong_to_words(ids):
-    """A decoder that cuts the first space of what it is given must not cut those of later words."""
+@given(st.lists(st.integers(1, 6).map(lambda word: [word]) | st.just([7 + 0xC3, 7 + 0xA9])))
+def test_pieces_are_the_whole_where_spaces_belong_to_words(parts):
+    """A decoder that cuts the first space of what it is given must not cut those of later words.
+
+    Whole characters only: this decoder takes back the good bytes in front of a broken one.
+    """
+    ids = [token for part in parts for token in part]
     assert "".join(streamed(ids, LLAMA_LIKE)) == whole(ids, LLAMA_LIKE)
 
 
