@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import types
 import typing
 from pathlib import Path
@@ -42,7 +43,12 @@ def read_json(path: Path, kind: type[T], *, schema: int) -> T:
 def parse_json(text: str, kind: type[T], *, schema: int, origin: str) -> T:
     """Parse `text` as a `kind`; see `read_json`."""
     try:
-        value = json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constants)
+        value = json.loads(
+            text,
+            object_pairs_hook=_no_duplicates,
+            parse_constant=_no_constants,
+            parse_float=_finite,
+        )
     except (ValueError, RecursionError) as error:
         raise SchemaError(f"{origin} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
@@ -73,6 +79,13 @@ def _no_constants(name: str) -> Any:
     raise ValueError(f"{name} is not a number of JSON")
 
 
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ValueError(f"{digits} is too large for a number")
+    return number
+
+
 def _read(value: Any, kind: Any, place: str) -> Any:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind):
@@ -91,7 +104,10 @@ def _read(value: Any, kind: Any, place: str) -> Any:
         items = _expect(value, dict, place)
         return {key: _read(item, arguments[1], f"{place}.{key}") for key, item in items.items()}
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError as error:
+            raise SchemaError(f"{place}: the number is too large") from error
     return _expect(value, type(None) if kind is None else kind, place)
 
 

@@ -31,7 +31,7 @@ __all__ = ["Checkpoint", "TextFiles", "WeightSource", "open_checkpoint"]
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _DESCRIPTIONS = ["*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
-_NEEDS = ("torch", "transformers", "gguf", "huggingface_hub", "ml_dtypes")
+_NEEDS = ("torch", "transformers", "optimum", "gguf", "huggingface_hub", "ml_dtypes")
 
 
 @dataclass(frozen=True)
@@ -135,6 +135,7 @@ def _open_directory(source: str, directory: Path, trust_remote_code: bool) -> Ch
     from spec_export.export.safetensors_files import map_safetensors, safetensors_files
 
     described = _described(source, directory, trust_remote_code)
+    _refuse_other_libraries(source, directory)
     files = safetensors_files(directory)
     if not files:
         raise _no_weights(source, directory)
@@ -172,6 +173,18 @@ def _described(source: str, directory: Path, trust_remote_code: bool) -> dict[st
     if "auto_map" not in described:
         _refuse_other_models(source, described, model_type)
     return described
+
+
+def _refuse_other_libraries(source: str, directory: Path) -> None:
+    """A sentence embedder or a diffusion pipeline may wrap a model that looks like ours."""
+    from optimum.exporters.tasks import TasksManager
+
+    library = TasksManager.infer_library_from_model(str(directory))
+    if library != "transformers":
+        raise UnsupportedModel(
+            f"{source} is made for the library {library}; only causal language models of "
+            "transformers are exported"
+        )
 
 
 def _refuse_other_models(source: str, described: dict[str, Any], model_type: Any) -> None:

@@ -197,21 +197,7 @@ def _mapped_session(graph: Path) -> ort.InferenceSession:
     options.enable_cpu_mem_arena = False
     options.enable_mem_pattern = False
     options.log_severity_level = 3
-    try:
-        return _session(graph, options)
-    except RuntimeError as error:
-        # Where engines of this process share a thread pool, onnxruntime opens no session with
-        # threads of its own; where none does, it opens no other.
-        if "use_per_session_threads" not in str(error):
-            raise
-    options.use_per_session_threads = False
-    return _session(graph, options)
-
-
-def _session(graph: Path, options: ort.SessionOptions) -> ort.InferenceSession:
-    return ort.InferenceSession(
-        str(graph), options, providers=["CPUExecutionProvider"], enable_fallback=0
-    )
+    return ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
 
 
 def _run_case(

@@ -1,5 +1,6 @@
-"""The demo: a small real model becomes a bundle and generates, once where speculation helps and
-once where it does not. Every number it prints was measured in the same run.
+"""The demo: a small real model becomes a bundle and generates twice.
+
+Once where speculation helps and once where it does not; every number was measured in the same run.
 
     python -m spec_export.demo [BUNDLE]
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,6 +67,8 @@ EXAMPLES = (
 
 def main(arguments: list[str]) -> int:
     """Run the demo; returns the exit code."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # in a log, steps stand where they happened
     try:
         opened = _bundle(Path(arguments[0]) if arguments else BUNDLE)
         runs = [_show(opened, number, example) for number, example in enumerate(EXAMPLES, start=2)]
@@ -109,11 +113,11 @@ def _bundle(path: Path) -> OpenedBundle:
             return opened
     file = weights()
     print(
-        f"   {file.name} is a 4-bit checkpoint of 135 million weights. It is exported to ONNX in\n"
-        "   float32, checked against torch, compiled for this processor, and checked again. The\n"
-        "   draft is ngram: a guess is what followed the last few tokens when they stood before.\n"
-        f"   Same as: spec-export model-to-engine {file.name} -o {path}\n",
-        flush=True,
+        f"   Checkpoint: {file.name}, 135 million weights in 4 bits.\n"
+        "   It is exported to ONNX in float32 and checked against torch, compiled for this\n"
+        "   processor and checked again. The draft is ngram: what followed the last few tokens\n"
+        "   where they stood before. The same by hand:\n\n"
+        f"   spec-export model-to-engine {file.name} --draft ngram -o {path}\n"
     )
     checkpoints = Checkpoints(str(file), "ngram", "float32", trust_remote_code=False)
     shapes = Shapes(gamma=4, max_len=None, chunk=128, threads=None)
@@ -126,14 +130,14 @@ def _bundle(path: Path) -> OpenedBundle:
 
 def _show(opened: OpenedBundle, number: int, example: Example) -> Run:
     """Generate for one example, timed against plain decoding."""
-    print(f"\n{number}. {example.title}\n\n   Prompt: {_shortened(example.prompt)}\n", flush=True)
+    print(f"\n{number}. {example.title}\n\n   Prompt: {_shortened(example.prompt)}\n")
     run = prepare(opened, example.prompt, RunOptions(None, chat=True, max_tokens=_MAX_TOKENS))
     session = stream(run, quiet=False)
     compare(run, session, quiet=False)
     assert run.comparison is not None
     print()
     print_rows(run_rows(run) + comparison_rows(run.comparison, drawn=False))
-    print(f"\n   {_sentence(verdict(run.comparison, run.gamma))}", flush=True)
+    print(f"\n   {_sentence(verdict(run.comparison, run.gamma))}")
     return run
 
 
@@ -143,19 +147,19 @@ def _conclude(opened: OpenedBundle, runs: list[Run]) -> None:
     for run, example in zip(runs, EXAMPLES, strict=True):
         found, stats = run.comparison, run.stats
         assert found is not None and stats is not None
-        guesses = stats.accepted + stats.rejections
+        tested = stats.accepted + stats.rejections
+        ours, plain = found.speculative.median, found.fast_plain.median
         print(
-            f"   {_sentence(example.title.partition(':')[0])} {stats.accepted} of {guesses} tested "
-            f"guesses were right,\n   {stats.tokens_per_round or 0:.1f} tokens a pass: "
-            f"{found.speculative.median:.1f} against {found.fast_plain.median:.1f} tokens/s of the "
-            f"fastest plain decoding.\n   {_sentence(verdict(found, run.gamma))}\n   Why: "
-            f"{example.why}.\n"
+            f"   {example.title.partition(':')[0]}: {stats.accepted} of {tested} drafts tested were"
+            f" right, {stats.tokens_per_round or 0:.1f} tokens a pass,\n"
+            f"   {ours:.1f} tokens/s against {plain:.1f} of the fastest plain decoding.\n"
+            f"   {_sentence(verdict(found, run.gamma))}\n"
+            f"   Why: {example.why}.\n"
         )
     if all(run.comparison and run.comparison.exact_departs_at is None for run in runs):
         print("   Both texts are, token for token, those of exact plain decoding.")
     print(
         f'   Try your own: spec-export run {opened.bundle.path} --chat --compare --prompt "..."',
-        flush=True,
     )
 
 

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from spec_export.runtime import Stats
     from spec_export.runtime.compare import DecodingComparison, Timing
 
+_NO_DIFFERENCE = 0.03  # repeats of one run differ by as much on a quiet machine
+
 
 def run_rows(run: Run) -> Rows:
     """Report of a run."""
@@ -73,16 +75,17 @@ def comparison_rows(found: DecodingComparison, *, drawn: bool) -> Rows:
 
 
 def verdict(found: DecodingComparison, gamma: int) -> str:
-    """Whether speculation pays, in a sentence; a speed-up within the spread of 1 is none."""
-    low, high = min(found.speedups), max(found.speedups)
-    times = f"{found.speedup:.2f}x"
+    """Whether speculation pays, in a sentence, by the median repeat."""
     if gamma == 0:
         return "speculation was off; run without --gamma 0 to see what it gives here"
-    if low > 1:
+    low, high, times = min(found.speedups), max(found.speedups), f"{found.speedup:.2f}x"
+    if low < 1 < high:
+        times += f" (repeats {low:.2f} to {high:.2f})"
+    if abs(found.speedup - 1) < _NO_DIFFERENCE:
+        return f"speculation makes no difference here: {times}"
+    if found.speedup > 1:
         return f"speculation pays here: {times}"
-    if high < 1:
-        return f"speculation does not pay here: {times}; run with --gamma 0 --fast-plain"
-    return f"speculation makes no clear difference here: {times} ({low:.2f} to {high:.2f})"
+    return f"speculation does not pay here: {times}; run with --gamma 0 --fast-plain"
 
 
 def to_object(run: Run) -> dict[str, Any]:
@@ -142,7 +145,7 @@ def _stats(run: Run) -> Stats:
 
 def _rounds(stats: Stats) -> str:
     each = stats.tokens_per_round
-    passes = f"{stats.rounds} with drafts, {stats.plain_steps} passes without"
+    passes = f"{stats.rounds} with drafts, {stats.plain_steps} without"
     return passes if each is None else f"{passes}; {each:.2f} tokens per round"
 
 

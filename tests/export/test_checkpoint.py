@@ -177,3 +177,10 @@ def test_a_hub_repository_with_pickles_only(monkeypatch, directory):
     hub(monkeypatch, lambda *_, **__: str(directory))
     with pytest.raises(CheckpointError, match=r"org/name on the hub has no \*\.safetensors"):
         open_checkpoint("org/name")
+
+
+def test_checkpoint_of_another_library_is_refused(directory):
+    """A sentence embedder over a causal model would be exported as the bare model inside it."""
+    (directory / "config_sentence_transformers.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(UnsupportedModel, match="sentence_transformers"):
+        open_checkpoint(str(directory))
