@@ -179,7 +179,7 @@ def test_nesting_is_bounded(tmp_path):
 
 
 @settings(deadline=None, max_examples=300)
-@given(st.data())
+@given(data=st.data())
 def test_a_damaged_graph_is_refused_or_read(data, tmp_path_factory):
     """Any bytes changed, any end cut off: names or `IntegrityError`, nothing else."""
     whole = bytearray(in_branch("weights").SerializeToString())

@@ -1,0 +1,256 @@
+"""A bundle is untrusted input: whatever was done to it, it opens as it was built or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spec_export.engines import bundle as bundles
+from spec_export.engines.build import build_bundle, read_exported
+from spec_export.engines.bundle import VerifiedFiles, hash_file, open_bundle
+from spec_export.engines.errors import (
+    BundleError,
+    IntegrityError,
+    SchemaError,
+    SpecExportError,
+)
+from spec_export.engines.graphs import GRAPHS_FILE
+from spec_export.engines.manifest import MANIFEST_FILE
+from spec_export.engines.ort import OrtBackend
+from spec_export.runtime import Request, Session, generate, open_runtime
+
+
+@pytest.fixture
+def bundle(tiny_bundle, tmp_path) -> Path:
+    """A bundle that may be harmed."""
+    return Path(shutil.copytree(tiny_bundle, tmp_path / "bundle"))
+
+
+def change_manifest(bundle: Path, change) -> None:
+    file = bundle / MANIFEST_FILE
+    manifest = json.loads(file.read_text(encoding="utf-8"))
+    change(manifest)
+    file.write_text(json.dumps(manifest), encoding="utf-8")
+
+
+def listed(bundle: Path) -> dict[str, dict[str, Any]]:
+    return json.loads((bundle / MANIFEST_FILE).read_text(encoding="utf-8"))["files"]
+
+
+def test_an_untouched_copy_opens(bundle, tiny_bundle):
+    opened = open_bundle(bundle)
+    assert opened.manifest == open_bundle(tiny_bundle).manifest
+    assert opened.sha256 == hash_file(tiny_bundle / MANIFEST_FILE)
+
+
+def test_every_file_is_listed(tiny_bundle):
+    found = {
+        file.relative_to(tiny_bundle).as_posix() for file in tiny_bundle.rglob("*") if file.is_file()
+    }
+    assert found == {*listed(tiny_bundle), MANIFEST_FILE}
+
+
+def test_a_changed_byte_in_any_file_is_found(bundle):
+    for relative in listed(bundle):
+        file = bundle / relative
+        content = file.read_bytes()
+        at = len(content) // 2
+        file.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+        with pytest.raises(IntegrityError, match=f"{relative} was altered.*build the bundle again"):
+            open_bundle(bundle)
+        file.write_bytes(content)
+    open_bundle(bundle)
+
+
+@pytest.mark.parametrize("left", [0, 100, -1])
+def test_truncated_weights_are_found(bundle, left):
+    file = bundle / "target" / "model.onnx.data"
+    os.truncate(file, left if left >= 0 else file.stat().st_size - 1)
+    with pytest.raises(IntegrityError, match="it was cut or altered"):
+        open_bundle(bundle)
+
+
+def test_a_missing_file_is_named(bundle):
+    for relative in listed(bundle):
+        file = bundle / relative
+        content = file.read_bytes()
+        file.unlink()
+        with pytest.raises(IntegrityError, match=f"{relative} is missing"):
+            open_bundle(bundle)
+        file.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "relative",
+    [
+        "../secret",
+        "/etc/passwd",
+        "target/../../secret",
+        "target/../target/model.onnx",
+        "./target/model.onnx",
+        "target//model.onnx",
+        "target/model.onnx/",
+        "",
+        ".",
+        "\0",
+        "target/\ud800",
+        "target/" + "x" * 5000,
+    ],
+)
+def test_a_path_that_leaves_the_bundle_or_is_not_plain_is_refused(bundle, relative):
+    (bundle.parent / "secret").write_text("secret")
+    entry = {"sha256": hash_file(bundle.parent / "secret"), "bytes": 6}
+    change_manifest(bundle, lambda manifest: manifest["files"].update({relative: entry}))
+    with pytest.raises(IntegrityError):
+        open_bundle(bundle)
+
+
+@pytest.mark.parametrize("place", ["target/model.onnx.data", "target", "text"])
+def test_a_symbolic_link_is_refused(bundle, place):
+    """Even one to the right content: it may point elsewhere tomorrow."""
+    outside = bundle.parent / "outside"
+    (bundle / place).rename(outside)
+    (bundle / place).symlink_to(outside)
+    with pytest.raises(IntegrityError, match="symbolic link"):
+        open_bundle(bundle)
+
+
+def test_a_directory_in_place_of_a_file_is_refused(bundle):
+    (bundle / "target" / "model.onnx").unlink()
+    (bundle / "target" / "model.onnx").mkdir()
+    with pytest.raises(IntegrityError):
+        open_bundle(bundle)
+
+
+def test_a_file_the_manifest_uses_and_does_not_list_is_refused(bundle):
+    change_manifest(bundle, lambda manifest: manifest["files"].pop("target/model.onnx"))
+    with pytest.raises(IntegrityError, match="does not list it"):
+        open_runtime(bundle, memory=VerifiedFiles(None))
+
+
+@pytest.mark.parametrize("place", ["target/model.onnx", "sampling/accept_greedy.onnx"])
+def test_weights_from_outside_are_refused(bundle, place):
+    """A graph that is listed and hashed as it is, and reads its weights from somewhere else."""
+    import onnx
+
+    file = bundle / place
+    model = onnx.load(file, load_external_data=False)
+    weight = onnx.TensorProto(name="w", data_type=onnx.TensorProto.FLOAT, dims=[1])
+    weight.data_location = onnx.TensorProto.EXTERNAL
+    weight.external_data.add(key="location", value="../../secret")
+    model.graph.initializer.append(weight)
+    onnx.save(model, file)
+    entry = {"sha256": hash_file(file), "bytes": file.stat().st_size}
+    change_manifest(bundle, lambda manifest: manifest["files"].update({place: entry}))
+    with pytest.raises(IntegrityError, match="secret"):
+        open_bundle(bundle)
+
+
+def test_a_directory_that_is_no_bundle_is_refused(tmp_path, tiny_pair_exported):
+    for path in (tmp_path / "nothing", tmp_path, tiny_pair_exported):
+        with pytest.raises(IntegrityError, match="is not a bundle"):
+            open_bundle(path)
+
+
+# --- the manifest --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: m.update(schema=2), "schema version 2; this version of spec-export reads 1"),
+        (lambda m: m.pop("schema"), "schema version None"),
+        (lambda m: m.pop("gamma"), "the key 'gamma' is missing"),
+        (lambda m: m.update(extra=1), "unknown key 'extra'"),
+        (lambda m: m.update(gamma="4"), "manifest.json.gamma: expected int, found str"),
+        (lambda m: m.update(gamma=4.0), "gamma: expected int, found float"),
+        (lambda m: m.update(method="magic"), "'magic' is none of"),
+        (lambda m: m["device"].update(threads=None), "device.threads: expected int, found null"),
+        (lambda m: m["exactness"].update(kind="exact"), "'exact' is none of"),
+        (lambda m: m["files"].update(x=1), "files.x: expected dict"),
+    ],
+)
+def test_a_manifest_that_does_not_fit_is_refused(bundle, change, message):
+    change_manifest(bundle, change)
+    with pytest.raises(SchemaError, match=message):
+        open_bundle(bundle)
+
+
+def test_text_that_json_allows_and_we_do_not_is_refused(bundle):
+    file = bundle / MANIFEST_FILE
+    text = file.read_text(encoding="utf-8")
+    for bad in (
+        text.replace('"gamma":', '"gamma": 9, "gamma":', 1),
+        text.replace('"worst_logit": ', '"worst_logit": NaN, "x": ', 1),
+        text.replace('"worst_logit": ', '"worst_logit": 1e999, "x": ', 1),
+        text + "x",
+        text[: len(text) // 2],
+    ):
+        assert bad != text
+        file.write_text(bad, encoding="utf-8")
+        with pytest.raises(SchemaError, match="not valid JSON"):
+            open_bundle(bundle)
+    file.write_bytes(b"{" + b" " * (17 << 20) + b"}")
+    with pytest.raises(IntegrityError, match="at most"):
+        open_bundle(bundle)
+
+
+def leaves(value: Any, path: tuple = ()) -> list[tuple]:
+    if isinstance(value, dict):
+        return [leaf for key, item in value.items() for leaf in leaves(item, (*path, key))]
+    if isinstance(value, list):
+        return [leaf for i, item in enumerate(value) for leaf in leaves(item, (*path, i))]
+    return [path]
+
+
+def altered(value: Any) -> list[Any]:
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int):
+        return [0, -1, value + 1, 10**12]
+    if isinstance(value, str):
+        return ["", "x", value + "x"]
+    return [None, 1, ""]
+
+
+def test_no_altered_manifest_gets_past_our_own_errors(bundle):
+    """Each value in turn is changed to one of the right type: refused with an error of ours, or used.
+
+    A manifest is not signed, so someone may write what they like into it; that may make a bundle
+    that runs otherwise, never a crash, a hang or a claim on all memory.
+    """
+    file = bundle / MANIFEST_FILE
+    original = json.loads(file.read_text(encoding="utf-8"))
+    seen_files = 0
+    memory = VerifiedFiles(None)
+    for path in leaves(original):
+        if path[0] in ("producer", "source", "parity", "created", "lowered"):
+            continue
+        if path[0] == "files":
+            seen_files += 1
+            if seen_files > 2:
+                continue
+        if path[0] == "models" and path[2] in ("inputs", "outputs", "states"):
+            if path[3] > 6 and path[3] % 5:
+                continue
+        holder: Any = original
+        for key in path[:-1]:
+            holder = holder[key]
+        value = holder[path[-1]]
+        for other in altered(value):
+            holder[path[-1]] = other
+            file.write_text(json.dumps(original), encoding="utf-8")
+            try:
+                opened = open_runtime(bundle, memory=memory)
+                session = Session(opened)
+                list(generate(session, [5, 6, 7], Request(max_tokens=6)))
+            except SpecExportError:
+                pass
+            except BaseException as error:
+                print("ESCAPED", path, value, other, type(error).__name__, str(error)[:120])
+            holder[path[-1]] = value
