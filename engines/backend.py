@@ -140,8 +140,13 @@ class Backend(Protocol):
     def device(self) -> Device:
         """Where its engines run."""
 
-    def compile_model(self, graph: Path, spec: ModelSpec, capacity: int, out: Path) -> Compiled:
-        """Compile a model graph with the cache capacity pinned into `out` (a directory)."""
+    def compile_model(
+        self, graph: Path, spec: ModelSpec, capacity: int, out: Path, link: bool
+    ) -> Compiled:
+        """Compile a model graph into the directory `out`, with the cache capacity pinned.
+
+        With `link`, weight files are shared with the exported directory instead of copied.
+        """
 
     def compile_sampling(self, graph: Path, pins: Mapping[str, int], out: Path) -> None:
         """Compile a sampling graph with its symbols pinned to `out` (a file)."""

@@ -16,6 +16,12 @@ from spec_export.engines.backend import Backend
 from spec_export.engines.bundle import Bundle, Progress, VerifiedFiles, list_files, no_progress
 from spec_export.engines.bundle import open_bundle as _open_bundle
 from spec_export.engines.compare import Comparison, compare_engines
+from spec_export.engines.consistency import (
+    GAMMA_RANGE,
+    LONGEST_CHUNK,
+    check_graphs,
+    rounded_capacity,
+)
 from spec_export.engines.errors import BuildError, IntegrityError
 from spec_export.engines.external import check_external
 from spec_export.engines.graphs import (
@@ -31,8 +37,6 @@ from spec_export.engines.probe import probe_exactness
 from spec_export.engines.strict import read_json, to_json
 from spec_export.engines.versions import versions
 
-GAMMA_RANGE = (1, 16)
-LONGEST_CHUNK = 4096
 STANDARD_GRAPH = "standard.onnx"
 SelfCheck = Callable[[Path, VerifiedFiles], None]
 
@@ -45,11 +49,14 @@ class BuildOptions:
         gamma: drafts per round, 1 to 16; the verify pass has gamma + 1 rows.
         max_len: tokens of a context, prompt included.
         chunk: rows of a prefill pass.
+        link_weights: let the bundle share the files of the exported directory, which goes away, in
+            place of a copy.
     """
 
     gamma: int = 4
     max_len: int = 1024
     chunk: int = 128
+    link_weights: bool = False
 
 
 def read_exported(path: Path) -> GraphsSpec:
@@ -65,6 +72,7 @@ def read_exported(path: Path) -> GraphsSpec:
             "`spec-export export`"
         )
     graphs = read_json(path / GRAPHS_FILE, GraphsSpec, schema=GRAPHS_SCHEMA)
+    check_graphs(graphs, str(path / GRAPHS_FILE))
     named = [spec.file for spec in graphs.models.values()]
     named += [spec.file for spec in graphs.sampling.values()]
     for relative in named:
@@ -120,7 +128,10 @@ def build_bundle(
         lowered, engines = {}, {}
         for name, spec in models.items():
             progress(f"compiling the {name}", 0, 1)
-            lowered[name] = _compile(backend, exported, graphs.models[name], spec, work, capacity)
+            portable = graphs.models[name]
+            lowered[name] = _compile(
+                backend, exported, portable, spec, work, capacity, options.link_weights
+            )
             engines[name] = backend.open_model(work / spec.file, spec)
             _check_engine(backend, work, name, spec, options, progress)
         sampling = _compile_sampling(backend, exported, graphs, symbols, work)
@@ -179,8 +190,7 @@ def check_shapes(options: BuildOptions, method: str, positions: int) -> None:
 
 def capacity_for(options: BuildOptions, gamma: int) -> int:
     """Rows of a cache: the context, the rows a pass may write past it, rounded up to 16."""
-    lookahead = max(options.chunk, gamma + 1, 2)
-    return -(-(options.max_len + lookahead) // 16) * 16
+    return rounded_capacity(options.max_len, options.chunk, gamma)
 
 
 def _pinned(spec: ModelSpec, symbols: dict[str, int], widths: dict[str, int]) -> ModelSpec:
@@ -209,10 +219,11 @@ def _compile(
     spec: ModelSpec,
     work: Path,
     capacity: int,
+    link: bool,
 ) -> tuple[str, ...]:
     """Compile a model and keep its standard graph beside it, for later checks."""
     source, engine = exported / portable.file, work / spec.file
-    compiled = backend.compile_model(source, portable, capacity, engine.parent)
+    compiled = backend.compile_model(source, portable, capacity, engine.parent, link)
     shutil.copyfile(source, engine.parent / STANDARD_GRAPH)
     return compiled.lowered
 

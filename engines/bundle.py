@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from spec_export.engines.consistency import check_manifest
 from spec_export.engines.errors import IntegrityError
 from spec_export.engines.external import check_external
 from spec_export.engines.manifest import MANIFEST_FILE, MANIFEST_SCHEMA, FileSpec, Manifest
@@ -127,6 +128,7 @@ def open_bundle(
             "`spec-export model-to-engine` or `spec-export build`"
         )
     manifest = read_json(manifest_file, Manifest, schema=MANIFEST_SCHEMA)
+    check_manifest(manifest, str(manifest_file))
     for relative, spec in manifest.files.items():
         _check_file(path, relative, spec)
     memory = memory if memory is not None else VerifiedFiles(None)
@@ -172,9 +174,13 @@ def _check_file(root: Path, relative: str, spec: FileSpec) -> None:
         )
     file = root / relative
     places = [root / parent for parent in parts.parents if parent.parts]
-    if any(place.is_symlink() for place in (file, *places)):
+    try:
+        is_link, is_file = any(place.is_symlink() for place in (file, *places)), file.is_file()
+    except OSError as error:
+        raise IntegrityError(f"{root}: the manifest lists a file that cannot be: {error}") from error
+    if is_link:
         raise IntegrityError(f"{file} is a symbolic link; a bundle holds plain files only")
-    if not file.is_file():
+    if not is_file:
         raise IntegrityError(f"{file} is missing; copy the whole bundle, or build it again")
     size = file.stat().st_size
     if size != spec.bytes:

@@ -8,10 +8,11 @@ would do as well, but whoever else uses the library in the process could open no
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,13 @@ class HostDevice:
         """Zeroed memory."""
         kind = np.dtype(dtype)
         count = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
-        raw = np.zeros(count + 64, np.uint8)
+        try:
+            raw = np.zeros(count + 64, np.uint8)
+        except MemoryError as error:
+            raise EngineError(
+                f"there is no memory for {count} bytes of {list(shape)} {kind}; build with a smaller "
+                "--max-len"
+            ) from error
         start = -raw.ctypes.data % 64
         host = raw[start : start + count].view(kind).reshape(shape)
         return Buffer(host.ctypes.data, tuple(shape), kind, host, raw)
@@ -102,10 +109,10 @@ class OrtEngine:
         for name, spec in self.inputs.items():
             buffer = _checked(buffers, name, spec, symbols, role)
             if name in self._read:
-                binding.bind_input(name, _HOST, buffer.dtype.type, buffer.shape, buffer.address)
+                _bind(binding.bind_input, name, buffer)
         for name, spec in self.outputs.items():
             buffer = _checked(buffers, name, spec, symbols, role)
-            binding.bind_output(name, _HOST, buffer.dtype.type, buffer.shape, buffer.address)
+            _bind(binding.bind_output, name, buffer)
         for output, source in self._aliases.items():
             if buffers[output].address != buffers[source].address:
                 raise EngineError(
@@ -120,6 +127,13 @@ class OrtEngine:
             )
         rows, logit_rows = self._roles[role]
         return {"T": rows, "R": logit_rows}
+
+
+def _bind(bind: Callable[..., None], name: str, buffer: Buffer) -> None:
+    try:
+        bind(name, _HOST, buffer.dtype.type, buffer.shape, buffer.address)
+    except Exception as error:
+        raise EngineError(f"onnxruntime cannot bind {name}: {error}") from error
 
 
 def _checked(
@@ -146,7 +160,9 @@ class OrtBackend:
         self.device = HostDevice()
         self.threads = threads or default_threads()
 
-    def compile_model(self, graph: Path, spec: ModelSpec, capacity: int, out: Path) -> Compiled:
+    def compile_model(
+        self, graph: Path, spec: ModelSpec, capacity: int, out: Path, link: bool
+    ) -> Compiled:
         """Lower attention, pin the capacity, and write the graph and its weights into `out`."""
         require("build", "onnx_ir")
         import onnx_ir as ir
@@ -160,7 +176,7 @@ class OrtBackend:
         lower.stamp_oldest(model)
         out.mkdir(parents=True, exist_ok=True)
         for data in external_files(model, graph.parent):
-            shutil.copyfile(data, out / data.name)
+            _copy_or_link(data, out / data.name, link)
         ir.save(model, out / graph.name)
         return Compiled(graph.name, (f"GroupQueryAttention: {layers} of {spec.layers} layers",))
 
@@ -219,6 +235,14 @@ def _session(file: Path, options: ort.SessionOptions, threads: int) -> ort.Infer
         return ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
     except Exception as error:
         raise EngineError(f"onnxruntime {ort.__version__} cannot open {file}: {error}") from error
+
+
+def _copy_or_link(source: Path, target: Path, link: bool) -> None:
+    if link:
+        with contextlib.suppress(OSError):  # another file system, or one without links
+            target.hardlink_to(source)
+            return
+    shutil.copyfile(source, target)
 
 
 def default_threads() -> int:

@@ -88,7 +88,9 @@ class ReferenceBackend:
         self.device = HostDevice()
         self.threads = 1
 
-    def compile_model(self, graph: Path, spec: ModelSpec, capacity: int, out: Path) -> Compiled:
+    def compile_model(
+        self, graph: Path, spec: ModelSpec, capacity: int, out: Path, link: bool
+    ) -> Compiled:
         """Copy the graph and its weights into `out`; `capacity` stays a symbol."""
         import onnx_ir as ir
 

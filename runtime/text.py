@@ -26,7 +26,10 @@ class Text:
             raise BundleError(f"{tokenizer} is not a tokenizer: {error}") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._template = None if template is None else template.read_text(encoding="utf-8")
+        try:
+            self._template = None if template is None else template.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise BundleError(f"{template} is not a chat template: {error}") from error
 
     def encode(self, prompt: str) -> list[int]:
         """Ids of a prompt, with BOS where the checkpoint's tokenizer puts one.

@@ -48,6 +48,7 @@ class Shapes:
     max_len: int | None
     chunk: int
     threads: int | None
+    link_weights: bool = False
 
     def options(self, positions: int) -> BuildOptions:
         """The options for a target with `positions` positions."""
@@ -56,7 +57,7 @@ class Shapes:
         max_len = self.max_len
         if max_len is None:
             max_len = min(BuildOptions.max_len, positions)
-        return BuildOptions(gamma=self.gamma, max_len=max_len, chunk=self.chunk)
+        return BuildOptions(self.gamma, max_len, self.chunk, self.link_weights)
 
 
 @dataclass(frozen=True)
@@ -135,6 +136,7 @@ def model_to_engine(
     shapes = _settle(checkpoints, shapes, steps)
     with _directory_beside(out, keep) as exported:
         export(checkpoints, exported, steps)
+        shapes = replace(shapes, link_weights=keep is None)
         return build(exported, shapes, out, backend_name, steps)
 
 

@@ -226,18 +226,10 @@ def test_no_altered_manifest_gets_past_our_own_errors(bundle):
     """
     file = bundle / MANIFEST_FILE
     original = json.loads(file.read_text(encoding="utf-8"))
-    seen_files = 0
     memory = VerifiedFiles(None)
     for path in leaves(original):
         if path[0] in ("producer", "source", "parity", "created", "lowered"):
             continue
-        if path[0] == "files":
-            seen_files += 1
-            if seen_files > 2:
-                continue
-        if path[0] == "models" and path[2] in ("inputs", "outputs", "states"):
-            if path[3] > 6 and path[3] % 5:
-                continue
         holder: Any = original
         for key in path[:-1]:
             holder = holder[key]
@@ -249,7 +241,9 @@ def test_no_altered_manifest_gets_past_our_own_errors(bundle):
                 opened = open_runtime(bundle, memory=memory)
                 session = Session(opened)
                 list(generate(session, [5, 6, 7], Request(max_tokens=6)))
-            except SpecExportError:
+                print("RAN", path, value, other)
+            except SpecExportError as e:
+                #print(type(e), str(e)[-120:])
                 pass
             except BaseException as error:
                 print("ESCAPED", path, value, other, type(error).__name__, str(error)[:120])

@@ -1,0 +1,147 @@
+"""Does a description fit together? What types cannot say of `graphs.json` and `manifest.json`.
+
+Both are untrusted. What they say is allocated, bound and indexed with, so that a description that
+contradicts itself has to end here, in one sentence, and not as a stray exception of the runtime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from spec_export.engines.errors import SchemaError
+from spec_export.engines.graphs import (
+    DRAFT_ROLES,
+    TARGET_ROLES,
+    Dim,
+    GraphsSpec,
+    ModelSpec,
+    RoleSpec,
+    TensorSpec,
+)
+from spec_export.engines.manifest import Manifest
+
+GAMMA_RANGE = (1, 16)
+LONGEST_CHUNK = 4096
+_LARGEST_DIM = 1 << 24  # above every vocabulary and context there is
+_LARGEST_HEADS = 1 << 12  # above every head count and head size
+_MOST_THREADS = 1 << 10
+_READ = (
+    TensorSpec("input_ids", "int64", (1, "T")),
+    TensorSpec("kv_len", "int64", (1,)),
+    TensorSpec("depth", "int64", ("T",)),
+    TensorSpec("tree_mask", "bool", ("T", "T")),
+    TensorSpec("logit_rows", "int64", ("R",)),
+)
+
+
+def check_graphs(graphs: GraphsSpec, origin: str) -> None:
+    """Hold the parts of `graphs.json` against one another.
+
+    Raises:
+        SchemaError: naming the part that does not fit.
+    """
+    _check_models(graphs.models, graphs.method, "C", {}, origin)
+    names = {"sample_greedy", "sample_temperature", "accept_greedy", "accept_one_hot"}
+    if graphs.method == "model":
+        names |= {"accept_dense", "propose_greedy", "propose_dense"}
+    _need(names, graphs.sampling, origin)
+
+
+def check_manifest(manifest: Manifest, origin: str) -> None:
+    """Hold the parts of `manifest.json` against one another.
+
+    Raises:
+        SchemaError: naming the part that does not fit.
+    """
+    method, gamma = manifest.method, manifest.gamma
+    low, high = (0, 0) if method == "none" else GAMMA_RANGE
+    _within("gamma", gamma, low, high, origin)
+    _within("chunk", manifest.chunk, 2, LONGEST_CHUNK, origin)
+    _within("max_len", manifest.max_len, 2, _LARGEST_DIM, origin)
+    capacity = rounded_capacity(manifest.max_len, manifest.chunk, gamma)
+    _equal("capacity", manifest.capacity, capacity, origin)
+    _within("device.threads", manifest.device.threads, 1, _MOST_THREADS, origin)
+    widths = {"chunk": manifest.chunk, "gamma+1": gamma + 1}
+    _check_models(manifest.models, method, capacity, widths, origin)
+    _within("max_len", manifest.max_len, 2, manifest.models["target"].max_position, origin)
+    rows = {role.logit_rows for role in manifest.models["target"].roles if role.name != "verify"}
+    names = {f"sample_{variant}.{n}" for variant in ("greedy", "temperature") for n in rows}
+    if method != "none":
+        names |= {"accept_greedy", "accept_one_hot"}
+    if method == "model":
+        names |= {"accept_dense", "propose_greedy.1", "propose_dense.1"}
+    _need(names, manifest.sampling, origin)
+
+
+def rounded_capacity(max_len: int, chunk: int, gamma: int) -> int:
+    """Rows of a cache: the context, the rows a pass may write past it, rounded up to 16."""
+    return -(-(max_len + max(chunk, gamma + 1, 2)) // 16) * 16
+
+
+def _check_models(
+    models: dict[str, ModelSpec], method: str, capacity: Dim, widths: dict[str, int], origin: str
+) -> None:
+    wanted = {"target": TARGET_ROLES} | ({"draft": DRAFT_ROLES} if method == "model" else {})
+    _equal("models", sorted(models), sorted(wanted), origin)
+    for name, roles in wanted.items():
+        if widths and method == "none":
+            roles = tuple(role for role in roles if role.name != "verify")
+        pinned = tuple(_pinned(role, widths) for role in roles)
+        _check_model(models[name], pinned, capacity, f"{origin}: models.{name}")
+
+
+def _pinned(role: RoleSpec, widths: dict[str, int]) -> RoleSpec:
+    return replace(
+        role,
+        rows=widths.get(str(role.rows), role.rows),
+        logit_rows=widths.get(str(role.logit_rows), role.logit_rows),
+    )
+
+
+def _check_model(
+    spec: ModelSpec, roles: tuple[RoleSpec, ...], capacity: Dim, origin: str
+) -> None:
+    _within("vocabulary", spec.vocabulary, 1, _LARGEST_DIM, origin)
+    _within("max_position", spec.max_position, 2, _LARGEST_DIM, origin)
+    _equal("roles", spec.roles, roles, origin)
+    _equal("states", len(spec.states), 2 * spec.layers, origin)
+    for index, state in enumerate(spec.states):
+        place = f"{origin}.states[{index}]"
+        heads, size = (state.dims[1], state.dims[3]) if len(state.dims) == 4 else (0, 0)
+        _within("heads", heads, 1, _LARGEST_HEADS, place)
+        _within("size", size, 1, _LARGEST_HEADS, place)
+        _equal("dims", state.dims, (1, heads, capacity, size), place)
+        _equal("kind", (state.kind, state.length_axis, state.aliased), ("self", 2, True), place)
+        _equal("dtype", state.dtype, spec.dtype, place)
+        if state.window is not None:
+            _within("window", state.window, 1, _LARGEST_DIM, place)
+    past = [TensorSpec(s.input, s.dtype, s.dims) for s in spec.states]
+    present = [TensorSpec(s.output, s.dtype, s.dims) for s in spec.states]
+    logits = TensorSpec("logits", "float32", (1, "R", spec.vocabulary))
+    taps = {tap.name for tap in spec.taps}
+    _equal("inputs", list(spec.inputs), [*_READ, *past], origin)
+    made = [tensor for tensor in spec.outputs if tensor.name not in taps]
+    _equal("outputs", made, [logits, *present], origin)
+    _equal("names", len({t.name for t in (*past, *present)}), 2 * len(spec.states), origin)
+
+
+def _within(what: str, found: Any, low: int, high: int, origin: str) -> None:
+    if not isinstance(found, int) or not low <= found <= high:
+        _refuse(f"{what} is {found!r}, which is outside {low} to {high}", origin)
+
+
+def _equal(what: str, found: Any, wanted: Any, origin: str) -> None:
+    if found != wanted:
+        _refuse(f"{what} is {found!r:.200}, which does not fit the rest ({wanted!r:.200})", origin)
+
+
+def _need(names: Iterable[str], found: Iterable[str], origin: str) -> None:
+    missing = sorted(set(names) - set(found))
+    if missing:
+        _refuse(f"the sampling graph {missing[0]!r} is missing", origin)
+
+
+def _refuse(reason: str, origin: str) -> None:
+    raise SchemaError(f"{origin}: {reason}; it was altered, or made by something else")
