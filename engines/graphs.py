@@ -15,7 +15,7 @@ GRAPHS_FILE = "graphs.json"
 
 Dim = int | str
 Mask = Literal["chain", "tree"]
-ElementType = Literal["float32", "float16", "bfloat16", "int64", "int32", "bool"]
+ElementType = Literal["float32", "float16", "bfloat16", "int64", "int32", "uint8", "bool"]
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ def test_the_law_of_the_next_tokens_is_the_targets(draft, n, texts, build_tiny, 
     judged: Counter[bool] = Counter()
     result = law.fit(drawn(Session(opened), prompt, n, texts, judged))
     assert result.ok, result
-    assert draft == "none" or min(judged[True], judged[False]) > texts // 10
+    assert draft == "none" or min(judged[True], judged[False]) >= 10, "both ways were to be taken"
 
 
 def test_another_law_is_told_apart(build_tiny, open_once):
