@@ -42,6 +42,13 @@ def new_directory(destination: Path, marker: str) -> Iterator[Path]:
 
 def check_replaceable(destination: Path, marker: str) -> None:
     """Refuse early, before any work, to overwrite what is not ours."""
+    try:
+        _check_replaceable(destination, marker)
+    except OSError as error:
+        raise storage_error(error, destination) from error
+
+
+def _check_replaceable(destination: Path, marker: str) -> None:
     if not destination.exists() and not destination.is_symlink():
         return
     if destination.is_symlink() or not destination.is_dir():

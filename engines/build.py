@@ -268,8 +268,9 @@ def _compile_sampling(
     for name, spec in graphs.sampling.items():
         if name.startswith("accept") and graphs.method == "none":
             continue
-        for rows in _row_counts(name, graphs):
-            pins = symbols | {"R": rows}
+        for rows in _row_counts(name, spec, symbols["M"]):
+            # Edits read drafts even where there are none; an empty tensor is not for every engine.
+            pins = symbols | {"R": rows, "G": max(1, symbols["G"])}
             label = f"{name}.{rows}" if rows else name
             file = f"sampling/{label}.onnx"
             backend.compile_sampling(exported / spec.file, pins, work / file)
@@ -281,13 +282,8 @@ def _compile_sampling(
     return compiled
 
 
-def _row_counts(name: str, graphs: GraphsSpec) -> tuple[int, ...]:
-    """Logit rows of the passes a `sample` or `propose` graph reads; 0 where it does not vary."""
-    if name.startswith("sample"):
-        roles = graphs.models["target"].roles
-        fixed = {role.logit_rows for role in roles if role.name != "verify"}
-    elif name.startswith("propose"):
-        fixed = {role.logit_rows for role in graphs.models["draft"].roles if role.name != "prefill"}
-    else:
+def _row_counts(name: str, spec: SamplingSpec, verified: int) -> tuple[int, ...]:
+    """Rows of the passes a graph reads: of one token, and of a round; 0 where it does not vary."""
+    if not any("R" in tensor.dims for tensor in spec.inputs):
         return (0,)
-    return tuple(sorted(int(rows) for rows in fixed))
+    return tuple(sorted({1, 1 if name.startswith("draft_") else verified}))

@@ -62,7 +62,7 @@ class VerifiedFiles:
         self._file = file
         self._known: dict[str, str] = {}
         if file is not None:
-            with contextlib.suppress(OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
                 known = json.loads(file.read_text(encoding="utf-8"))
                 self._known = {str(k): str(v) for k, v in dict(known).items()}
 

@@ -43,9 +43,9 @@ def check_graphs(graphs: GraphsSpec, origin: str) -> None:
         SchemaError: naming the part that does not fit.
     """
     _check_models(graphs.models, graphs.method, "C", {}, origin)
-    names = {"sample_greedy", "sample_temperature", "accept_greedy", "accept_one_hot"}
+    names = {"sample_greedy", "sample_drawn", "distribution", "accept_greedy", "accept_one_hot"}
     if graphs.method == "model":
-        names |= {"accept_dense", "propose_greedy", "propose_dense"}
+        names |= {"accept_dense", "propose_greedy", "propose_drawn"}
     _need(names, graphs.sampling, origin)
 
 
@@ -66,13 +66,15 @@ def check_manifest(manifest: Manifest, origin: str) -> None:
     widths = {"chunk": manifest.chunk, "gamma+1": gamma + 1}
     _check_models(manifest.models, method, capacity, widths, origin)
     _within("max_len", manifest.max_len, 2, manifest.models["target"].max_position, origin)
-    rows = {role.logit_rows for role in manifest.models["target"].roles if role.name != "verify"}
-    names = {f"sample_{variant}.{n}" for variant in ("greedy", "temperature") for n in rows}
+    names = {"sample_greedy", "sample_drawn", "distribution.1"}
     if method != "none":
-        names |= {"accept_greedy", "accept_one_hot"}
+        names |= {"accept_greedy", "accept_one_hot", f"distribution.{gamma + 1}"}
     if method == "model":
-        names |= {"accept_dense", "propose_greedy.1", "propose_dense.1"}
+        names |= {"accept_dense", "propose_greedy", "propose_drawn"}
     _need(names, manifest.sampling, origin)
+    tokenizer = manifest.files.get(manifest.text.tokenizer)
+    recorded = manifest.text.tokenizer_sha256
+    _equal("text.tokenizer_sha256", recorded, tokenizer and tokenizer.sha256, origin)
 
 
 def rounded_capacity(max_len: int, chunk: int, gamma: int) -> int:
@@ -100,9 +102,7 @@ def _pinned(role: RoleSpec, widths: dict[str, int]) -> RoleSpec:
     )
 
 
-def _check_model(
-    spec: ModelSpec, roles: tuple[RoleSpec, ...], capacity: Dim, origin: str
-) -> None:
+def _check_model(spec: ModelSpec, roles: tuple[RoleSpec, ...], capacity: Dim, origin: str) -> None:
     _within("vocabulary", spec.vocabulary, 1, _LARGEST_DIM, origin)
     _within("max_position", spec.max_position, 2, _LARGEST_DIM, origin)
     _equal("roles", spec.roles, roles, origin)

@@ -197,3 +197,72 @@ DRAFT_ROLES = (
     RoleSpec("catch_up", 2, 1, "chain"),
     RoleSpec("step", 1, 1, "chain"),
 )
+
+
+# --- sampling: what export and runtime have to agree on ---------------------------------------------
+
+BLOCK = 64  # rows of the sampling graphs are padded to whole blocks of tokens
+MOST_DRAWN_BLOCKS, MOST_PLACES = 4096, 16
+LISTED = 256  # tokens that the filters `top` and `nucleus` list; above every top-k they serve
+NGRAM_LIMIT = 8
+BIAS_SLOTS, END_SLOTS = 64, 8
+TOP_LOGPROBS = 20
+
+Filters = Literal["none", "top", "nucleus", "any", "typical"]
+FILTERS: tuple[Filters, ...] = ("none", "top", "nucleus", "any", "typical")
+
+
+def padded_vocabulary(vocabulary: int) -> int:
+    """V64: the width of a row in the sampling graphs."""
+    return -(-vocabulary // BLOCK) * BLOCK
+
+
+def race_blocks(vocabulary: int) -> int:
+    """B: blocks of the first heat of a draw. Blocks have 1 to 16 tokens, few where V is small."""
+    blocks = padded_vocabulary(vocabulary)
+    while blocks > MOST_DRAWN_BLOCKS and padded_vocabulary(vocabulary) // blocks < MOST_PLACES:
+        blocks //= 2
+    return blocks
+
+
+def race_size(vocabulary: int) -> int:
+    """K: exponentials of a draw, one for each block and one for each place inside a block."""
+    return race_blocks(vocabulary) + padded_vocabulary(vocabulary) // race_blocks(vocabulary)
+
+
+@dataclass(frozen=True)
+class WeighingKey:
+    """Names a graph that turns raw logits into what a token is chosen from.
+
+    What is off is not in the graph. The values of what is on are inputs.
+
+    Attributes:
+        model: whose logits; the draft's own graphs exist where its vocabulary has another size.
+        is_drawn: the outcome is the distribution `p`; otherwise (temperature 0) edited logits.
+        edits: penalties, no-repeat n-gram, logit bias and the first allowed end token.
+        mask: a bit mask of allowed tokens for each row.
+        filters: how the filters' threshold is found; `none` without filters.
+    """
+
+    model: Literal["target", "draft"] = "target"
+    is_drawn: bool = True
+    edits: bool = False
+    mask: bool = False
+    filters: Filters = "none"
+
+    @property
+    def name(self) -> str:
+        """Such as `distribution+edits+top` or `draft_scores+mask`."""
+        stem = "distribution" if self.is_drawn else "scores"
+        on = [stem if self.model == "target" else f"{self.model}_{stem}"]
+        on += ["edits"] * self.edits + ["mask"] * self.mask
+        return "+".join([*on, self.filters] if self.filters != "none" else on)
+
+
+def weighing_keys(model: Literal["target", "draft"]) -> tuple[WeighingKey, ...]:
+    """Every graph of that kind. Raw logits need none at temperature 0."""
+    changes = [(edits, mask) for edits in (False, True) for mask in (False, True)]
+    return (
+        *(WeighingKey(model, False, *change) for change in changes if any(change)),
+        *(WeighingKey(model, True, *change, filters) for change in changes for filters in FILTERS),
+    )

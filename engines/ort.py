@@ -181,17 +181,12 @@ class OrtBackend:
         return Compiled(graph.name, (f"GroupQueryAttention: {layers} of {spec.layers} layers",))
 
     def compile_sampling(self, graph: Path, pins: Mapping[str, int], out: Path) -> None:
-        """Pin the symbols and write the graph."""
+        """Pin the symbols, lower the sums and write the graph."""
         require("build", "onnx_ir")
-        import onnx_ir as ir
-
         from spec_export.engines import lower
 
-        model = ir.load(graph)
-        lower.pin_dimensions(model, dict(pins))
-        lower.stamp_oldest(model)
         out.parent.mkdir(parents=True, exist_ok=True)
-        ir.save(model, out)
+        out.write_bytes(lower.lower_sampling(graph, pins).SerializeToString())
 
     def open_model(self, file: Path, spec: ModelSpec) -> OrtEngine:
         """Open a session for every role of a model."""

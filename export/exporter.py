@@ -225,6 +225,7 @@ _ELEMENT_TYPES: dict[Any, ElementType] = {
     ir.DataType.BFLOAT16: "bfloat16",
     ir.DataType.INT64: "int64",
     ir.DataType.INT32: "int32",
+    ir.DataType.UINT8: "uint8",
     ir.DataType.BOOL: "bool",
 }
 

@@ -1,54 +1,53 @@
-"""Sampling inside the graph: propose, accept and sample as small standard ONNX graphs.
+"""Sampling inside the graph, as small standard ONNX graphs.
 
 Knows two vocabulary sizes. Does not know gamma, a model, an engine or where noise comes from.
 `sampling_graphs` makes what `export` writes beside the models; `build` pins the symbolic
-dimensions `G` (drafts), `M` = G + 1 (verified rows) and `R` (rows of one pass).
+dimensions `G` (drafts), `M` = G + 1 (verified rows), `R` (rows of one pass) and `C` (capacity).
 
-The rule is `reject`: Leviathan et al., arXiv 2211.17192, Algorithm 1. p = target, q = draft.
-Row i is accepted while `u_i q_i(d_i) < p_i(d_i)`; the first row that is not draws from the
-normalized `max(p - q, 0)`, and row `n_draft`, which has no draft, from p.
+A token is chosen in two steps, each a graph, so that what is off costs nothing and the number of
+graphs is a sum and not a product:
 
-- Rows at and beyond `n_draft` may hold anything, NaN and ids outside the vocabulary included:
-  they are refused by a comparison, and what they hold is multiplied into nothing.
-- A residual without mass draws from p. A row of q that is NaN is always refused, and its residual
-  has no mass: the law stays p.
-- Ties go to the first index on every engine: no graph uses ArgMax, whose ties TensorRT leaves
-  open. A drawn id is inside the vocabulary whatever the logits hold.
-- `logprob` is the log-softmax of the raw target row; NaN where the row holds NaN or +inf, which is
-  how the host learns of it. -inf (a banned token) is fine.
+1. *Weighing* turns raw logits into what is chosen from, for the target and for the draft alike:
+   `distribution`, or `scores` at temperature 0, with the groups of changes that are on.
+2. *Choosing*: `accept_*` judges a round's drafts, `sample_*` draws a token without drafts and
+   `propose_*` a draft. At temperature 0 without changes they read the raw logits themselves.
 
-A draw is an exponential race in two heats, over blocks of 64 tokens and then inside the block
-that won: a product of two exact races is exact, and needs `V/64 + 64` exponentials, not V.
+`logprob` is the log-softmax of the raw target row. It is NaN where that row holds NaN or +inf, which
+is how the host learns of it, and -inf where nothing in the row may come: a token that is forbidden
+is never passed off as drawn.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
 
 import onnx_ir as ir
-from onnxscript import GraphBuilder
 
-OPSET = 24
-IR_VERSION = 11
-BLOCK = 64  # also the alignment of a row: some CPU kernels change bits by row without it
-
-AcceptVariant: TypeAlias = Literal["greedy", "one_hot", "dense"]
-SampleVariant: TypeAlias = Literal["greedy", "temperature"]
-ProposeVariant: TypeAlias = Literal["greedy", "dense"]
-Values: TypeAlias = dict[str, ir.Value]
-Signature: TypeAlias = dict[str, tuple[ir.DataType, tuple[int | str, ...]]]
-
-
-class Ops(Protocol):
-    """`onnxscript.OpBuilder` with a type: `op.Add(x, 1)` appends a node and returns its value."""
-
-    def __getattr__(self, op_type: str, /) -> Callable[..., ir.Value]: ...
-
-
-_F32, _I64 = ir.DataType.FLOAT, ir.DataType.INT64
+from spec_export.engines.graphs import (
+    TOP_LOGPROBS,
+    WeighingKey,
+    padded_vocabulary,
+    race_size,
+    weighing_keys,
+)
+from spec_export.export.sampling_edits import edit, edit_inputs, mask, mask_inputs
+from spec_export.export.sampling_filters import filter_inputs, filtered
+from spec_export.export.sampling_ops import (
+    F32,
+    I64,
+    NO_WEIGHT,
+    Ops,
+    Signature,
+    Values,
+    at,
+    draw,
+    first_maximum,
+    iota,
+    make_model,
+    number,
+    rows_of,
+)
+from spec_export.export.sampling_rules import JUDGES, Judgement, Rows, rows_of_round
 
 
 def sampling_graphs(
@@ -62,30 +61,80 @@ def sampling_graphs(
             then there is no `propose_*`.
 
     Returns:
-        Models by name: `accept_{greedy,one_hot,dense}`, `sample_{greedy,temperature}` and, with a
-        drafting model, `propose_{greedy,dense}`.
+        Models by name: those of `weighing_keys`, also for a draft whose vocabulary has another
+        size; `accept_{greedy,edited,one_hot,dense,block,invariant}`,
+        `sample_{greedy,edited,drawn}`, with a drafting model `propose_{greedy,edited,drawn}`;
+        `top_logprobs`.
     """
-    V = target_vocabulary
-    graphs = {
-        "accept_greedy": accept_graph("greedy", V),
-        "accept_one_hot": accept_graph("one_hot", V),
-        "accept_dense": accept_graph("dense", V),
-        "sample_greedy": sample_graph("greedy", V),
-        "sample_temperature": sample_graph("temperature", V),
-    }
-    if draft_vocabulary is not None:
-        graphs["propose_greedy"] = propose_graph("greedy", V, draft_vocabulary)
-        graphs["propose_dense"] = propose_graph("dense", V, draft_vocabulary)
-    return graphs
+    V, Vd = target_vocabulary, draft_vocabulary
+    graphs = {key.name: weighing_graph(key, V, V) for key in weighing_keys("target")}
+    if Vd is not None and Vd != V:
+        graphs |= {key.name: weighing_graph(key, V, Vd) for key in weighing_keys("draft")}
+    graphs["accept_edited"] = accept_graph("greedy", V, is_edited=True)
+    graphs |= {f"accept_{rule}": accept_graph(rule, V) for rule in JUDGES}
+    for name in ("greedy", "edited", "drawn"):
+        graphs[f"sample_{name}"] = sample_graph(name, V)
+        if Vd is not None:
+            graphs[f"propose_{name}"] = propose_graph(name, V, Vd)
+    return graphs | {"top_logprobs": top_logprobs_graph(V)}
 
 
-def accept_graph(variant: AcceptVariant, vocabulary: int) -> ir.Model:
+# --- weighing -------------------------------------------------------------------------------------
+
+
+def weighing_graph(key: WeighingKey, vocabulary: int, width: int) -> ir.Model:
+    """Make a graph from raw logits to what a token is chosen from.
+
+    Logits beyond V are cut and missing ones count as -inf, before the softmax: an id that the
+    target does not have has no weight, and a distribution sums to one.
+
+    Inputs: `logits [1, R, width]` and, by group, those of `edit_inputs`, `mask_inputs` and
+    `filter_inputs`; for a distribution `temperature [1]`, above 0. Outputs: `scores [R, V64]`, the
+    edited logits, or `p [R, V64]`, all zero where nothing may come; `overflow [1]` int64 where the
+    filter may fail to find its threshold (then it is 1, and the result is not to be used).
+
+    Args:
+        key: what is on.
+        vocabulary: V, the target's.
+        width: of the logits.
+    """
+    V, V64 = vocabulary, padded_vocabulary(vocabulary)
+    inputs: Signature = {"logits": (F32, (1, "R", width))}
+    inputs |= edit_inputs(V) if key.edits else {}
+    inputs |= mask_inputs(V) if key.mask else {}
+    outputs: Signature = {"scores": (F32, ("R", V64))}
+    if key.is_drawn:
+        inputs |= {"temperature": (F32, (1,))} | filter_inputs(key.filters)
+        outputs = {"p": (F32, ("R", V64))}
+    if key.filters in ("top", "nucleus"):
+        outputs["overflow"] = (I64, (1,))
+
+    def body(op: Ops, given: Values) -> Values:
+        scores = rows_of(op, given["logits"], V, width)  # [R, V64]
+        scores = edit(op, scores, given, V) if key.edits else scores
+        scores = mask(op, scores, given) if key.mask else scores
+        if not key.is_drawn:
+            return {"scores": scores}
+        p = op.Softmax(op.Div(scores, given["temperature"]), axis=-1)
+        if key.edits or key.mask:  # softmax kernels differ where every token is forbidden
+            best = op.ReduceMax(scores, [1])  # [R, 1]
+            p = op.Mul(p, number(op, op.Greater(best, -math.inf)))
+        return filtered(op, p, given, key.filters, V)
+
+    return make_model(key.name, inputs, outputs, body)
+
+
+# --- choosing -------------------------------------------------------------------------------------
+
+
+def accept_graph(rule: Judgement, vocabulary: int, *, is_edited: bool = False) -> ir.Model:
     """Make the graph that judges a round's drafts and draws its last token.
 
-    Inputs: `logits [1, M, V]` float32, `draft_tokens [G]`, `n_draft [1]` (0 to G), `last_id [1]`
-    (the last committed token, row 0 of the pass), `kv_len [1]` (before it), int64. Sampling adds
-    `temperature [1]` (above 0), `uniform [G]` in [0, 1), `race [K]` exponentials, all float32;
-    `dense` adds `q [G, V]` float32.
+    Inputs: `logits [1, M, V]` float32, raw; `draft_tokens [G]`, `n_draft [1]` (0 to G), `last_id
+    [1]` (the last committed token, row 0 of the pass), `kv_len [1]` (before it), int64. With
+    edits at temperature 0 `scores [M, V64]`; above it `p [M, V64]`, `race [1, K]` exponentials (for
+    `invariant` `[M, K]`), and except for `invariant` `uniform [G]` in [0, 1); for `dense` and
+    `block` `q [G, V64]`; all float32.
 
     Outputs: `tokens [M]` (0 beyond row `n_accepted`), `n_accepted [1]`, `logprob [M]`, and what
     the next round needs: `next_kv_len [1]`, `next_ids [2]` (the last two committed tokens) and
@@ -93,281 +142,154 @@ def accept_graph(variant: AcceptVariant, vocabulary: int) -> ir.Model:
     catches up on two rows, each later one is a single row.
 
     Args:
-        variant: `greedy` (temperature 0), `one_hot` (q is 1 at the draft) or `dense`.
+        rule: `greedy` (temperature 0), `one_hot` (q is 1 at the draft), `dense`, `block` or
+            `invariant`.
         vocabulary: V.
-
-    Source: arXiv 2211.17192, Algorithm 1; arXiv 2302.01318, Algorithm 2.
+        is_edited: `greedy` reads scores.
     """
-    V = vocabulary
+    V, V64 = vocabulary, padded_vocabulary(vocabulary)
     inputs: Signature = {
-        "logits": (_F32, (1, "M", V)),
-        "draft_tokens": (_I64, ("G",)),
-        "n_draft": (_I64, (1,)),
-        "last_id": (_I64, (1,)),
-        "kv_len": (_I64, (1,)),
+        "logits": (F32, (1, "M", V)),
+        "draft_tokens": (I64, ("G",)),
+        "n_draft": (I64, (1,)),
+        "last_id": (I64, (1,)),
+        "kv_len": (I64, (1,)),
     }
-    if variant != "greedy":
-        inputs |= _sampling_inputs(V) | {"uniform": (_F32, ("G",))}
-    if variant == "dense":
-        inputs["q"] = (_F32, ("G", V))
+    if is_edited:
+        inputs["scores"] = (F32, ("M", V64))
+    if rule != "greedy":
+        race_rows = "M" if rule == "invariant" else 1
+        inputs |= {"p": (F32, ("M", V64)), "race": (F32, (race_rows, race_size(V)))}
+    if rule in ("one_hot", "dense", "block"):
+        inputs["uniform"] = (F32, ("G",))
+    if rule in ("dense", "block"):
+        inputs["q"] = (F32, ("G", V64))
     outputs: Signature = {
-        "tokens": (_I64, ("M",)),
-        "n_accepted": (_I64, (1,)),
-        "logprob": (_F32, ("M",)),
-        "next_kv_len": (_I64, (1,)),
-        "next_ids": (_I64, (2,)),
-        "next_draft_kv_len": (_I64, ("G",)),
+        "tokens": (I64, ("M",)),
+        "n_accepted": (I64, (1,)),
+        "logprob": (F32, ("M",)),
+        "next_kv_len": (I64, (1,)),
+        "next_ids": (I64, (2,)),
+        "next_draft_kv_len": (I64, ("G",)),
     }
-    judge = _judge_greedy if variant == "greedy" else _judge_sampled
 
     def body(op: Ops, given: Values) -> Values:
-        logits = _pad(op, op.Squeeze(given["logits"], [0]), V)  # [M, V64]
-        rows = _rows(op, given)
-        n_accepted, drawn = judge(op, given, rows, logits, V)  # [1], [1]
-        return _commit(op, given, rows, logits, n_accepted, drawn)
+        logits = rows_of(op, given["logits"], V)  # [M, V64]
+        rows = rows_of_round(op, given)
+        weights = given.get("p", given.get("scores", logits))  # [M, V64]
+        verdict = JUDGES[rule](op, given, rows, weights, V)
+        made = _commit(op, given, rows, verdict.n_accepted, verdict.drawn)
+        logprob = _logprob(op, logits, made["tokens"], given)
+        emitted = op.LessOrEqual(rows.index, verdict.n_accepted)  # [M]
+        return made | {"logprob": op.Where(emitted, logprob, 0.0)}
 
-    return _model(f"accept_{variant}", inputs, outputs, body)
+    name = "accept_edited" if is_edited else f"accept_{rule}"
+    return make_model(name, inputs, outputs, body)
 
 
-def sample_graph(variant: SampleVariant, vocabulary: int) -> ir.Model:
-    """Make the graph that draws one token from a target row: after prefill, and in plain decoding.
+def sample_graph(variant: str, vocabulary: int) -> ir.Model:
+    """Make the graph that chooses a token without drafts: after prefill, and in plain decoding.
 
-    Inputs: `logits [1, R, V]` float32, `row [1]` int64 (which row); for `temperature` also
-    `temperature [1]`, `race [K]` float32. Outputs: `tokens [1]` int64, `logprob [1]` float32.
+    Inputs: `logits [1, 1, V]` float32, raw; for `edited` also `scores [1, V64]`, for `drawn`
+    `p [1, V64]` and `race [1, K]`. Outputs: `tokens [1]` int64, `logprob [1]` float32.
 
     Args:
-        variant: `greedy` (temperature 0) or `temperature`.
+        variant: `greedy`, `edited` (temperature 0 with edits or a mask) or `drawn`.
         vocabulary: V.
     """
     V = vocabulary
-    inputs: Signature = {"logits": (_F32, (1, "R", V)), "row": (_I64, (1,))}
-    if variant == "temperature":
-        inputs |= _sampling_inputs(V)
+    inputs: Signature = {"logits": (F32, (1, 1, V))} | _chosen_from(variant, V)
 
     def body(op: Ops, given: Values) -> Values:
-        logits = _pad(op, _chosen_row(op, given), V)  # [1, V64]
-        if variant == "greedy":
-            token = _first_maximum(op, logits, V)  # [1]
-        else:
-            token = _draw(op, _softmax(op, logits, given), given, V)  # [1]
-        return {"tokens": token, "logprob": _logprob(op, logits, token)}
+        logits = rows_of(op, given["logits"], V)  # [1, V64]
+        weights = given.get("p", given.get("scores"))
+        token = _choose(op, logits if weights is None else weights, given, V)  # [1]
+        return {"tokens": token, "logprob": _logprob(op, logits, token, given)}
 
-    outputs: Signature = {"tokens": (_I64, (1,)), "logprob": (_F32, (1,))}
-    return _model(f"sample_{variant}", inputs, outputs, body)
+    outputs: Signature = {"tokens": (I64, (1,)), "logprob": (F32, (1,))}
+    return make_model(f"sample_{variant}", inputs, outputs, body)
 
 
-def propose_graph(variant: ProposeVariant, vocabulary: int, draft_vocabulary: int) -> ir.Model:
-    """Make the graph that draws one draft token, in the *target's* vocabulary.
+def propose_graph(variant: str, vocabulary: int, draft_vocabulary: int) -> ir.Model:
+    """Make the graph that chooses one draft token, in the *target's* vocabulary.
 
-    Draft logits beyond V are cut and missing ones count as -inf, before the softmax: an id the
-    target does not have is never proposed, and `q` sums to one.
-
-    Inputs: `logits [1, R, Vd]` float32, `row [1]` int64; for `dense` also `temperature [1]`,
-    `race [K]` float32. Outputs: `token [1]` int64; for `dense` also `q [1, V]` float32, the
-    distribution really sampled from.
+    Inputs: `logits [1, 1, Vd]` for `greedy`, `scores [1, V64]` for `edited`, `p [1, V64]` and
+    `race [1, K]` for `drawn`, float32. p is the q of the round. Output: `token [1]` int64.
 
     Args:
-        variant: `greedy` (a one-hot draft) or `dense`.
+        variant: `greedy` and `edited` (a one-hot draft) or `drawn`.
         vocabulary: V, the target's.
         draft_vocabulary: Vd, the drafting model's.
     """
     V, Vd = vocabulary, draft_vocabulary
-    inputs: Signature = {"logits": (_F32, (1, "R", Vd)), "row": (_I64, (1,))}
-    outputs: Signature = {"token": (_I64, (1,))}
-    if variant == "dense":
-        inputs |= _sampling_inputs(V)
-        outputs["q"] = (_F32, (1, V))
+    inputs = _chosen_from(variant, V) or {"logits": (F32, (1, 1, Vd))}
 
     def body(op: Ops, given: Values) -> Values:
-        logits = _chosen_row(op, given)  # [1, Vd]
-        if Vd > V:
-            logits = op.Slice(logits, [0], [V], [1])
-        logits = _pad(op, logits, V, width=min(V, Vd))  # [1, V64]
-        if variant == "greedy":
-            return {"token": _first_maximum(op, logits, V)}
-        q = _softmax(op, logits, given)  # [1, V64]
-        return {"token": _draw(op, q, given, V), "q": op.Slice(q, [0], [V], [1])}
+        weights = given.get("p", given.get("scores"))
+        if weights is None:
+            weights = rows_of(op, given["logits"], V, Vd)  # [1, V64]
+        return {"token": _choose(op, weights, given, V)}
 
-    return _model(f"propose_{variant}", inputs, outputs, body)
+    return make_model(f"propose_{variant}", inputs, {"token": (I64, (1,))}, body)
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """What the rows of a round are: the drafts and, last, the row that has none."""
+def top_logprobs_graph(vocabulary: int) -> ir.Model:
+    """Make the graph that lists the most probable tokens of raw target rows.
 
-    index: ir.Value  # [M] 0 .. G
-    draft: ir.Value  # [M] ids, anything in a row without a draft
-    drafted: ir.Value  # [M] bool, index < n_draft
+    Inputs: `logits [1, R, V]` float32. Outputs: `ids [R, 20]` int64, `values [R, 20]` float32, the
+    log-softmax, largest first. Where V is below 20, ids from V on have value -inf.
+    """
+    V = vocabulary
 
+    def body(op: Ops, given: Values) -> Values:
+        logits = rows_of(op, given["logits"], V)
+        values, ids = op.TopK(op.LogSoftmax(logits, axis=-1), [TOP_LOGPROBS], axis=1, _outputs=2)
+        return {"ids": ids, "values": values}
 
-def _rows(op: Ops, given: Values) -> _Rows:
-    draft = op.Concat(given["draft_tokens"], [0], axis=0)
-    index = _iota(op, draft)
-    return _Rows(index, draft, op.Less(index, given["n_draft"]))
-
-
-def _judge_greedy(
-    op: Ops, given: Values, rows: _Rows, logits: ir.Value, V: int
-) -> tuple[ir.Value, ir.Value]:
-    best = _first_maximum(op, logits, V)  # [M]
-    accepted = op.And(rows.drafted, op.Equal(rows.draft, best))  # [M]
-    n_accepted = _first(op, op.Not(accepted))  # [1]
-    return n_accepted, op.Gather(best, n_accepted)
+    shape = ("R", TOP_LOGPROBS)
+    outputs: Signature = {"ids": (I64, shape), "values": (F32, shape)}
+    return make_model("top_logprobs", {"logits": (F32, (1, "R", V))}, outputs, body)
 
 
-def _judge_sampled(
-    op: Ops, given: Values, rows: _Rows, logits: ir.Value, V: int
-) -> tuple[ir.Value, ir.Value]:
-    p = _softmax(op, logits, given)  # [M, V64]
-    draft = op.Min(op.Max(rows.draft, 0), V - 1)  # [M], safe to gather with
-    judged = op.And(rows.drafted, op.Equal(draft, rows.draft))  # p of an unknown id is 0
+def _chosen_from(variant: str, V: int) -> Signature:
+    row = (1, padded_vocabulary(V))
+    if variant == "drawn":
+        return {"p": (F32, row), "race": (F32, (1, race_size(V)))}
+    return {"scores": (F32, row)} if variant == "edited" else {}
 
-    bar = op.Concat(given["uniform"], [1.0], axis=0)  # [M], u q(d)
-    if "q" in given:
-        q_draft = _at(op, given["q"], op.Slice(draft, [0], [-1], [0]))  # [G]
-        bar = op.Mul(bar, op.Concat(q_draft, [1.0], axis=0))
-    accepted = op.And(judged, op.Less(bar, _at(op, p, draft)))  # [M]
-    n_accepted = _first(op, op.Not(accepted))  # [1]
 
-    p_row = op.Gather(p, n_accepted)  # [1, V64]
-    refused = op.Gather(judged, n_accepted)  # [1], false in row n_draft: nothing to take off there
-    if "q" in given:
-        last_draft = op.Sub(op.Shape(given["draft_tokens"]), 1)
-        q_row = op.Gather(given["q"], op.Min(n_accepted, last_draft))  # [1, V]
-        q_row = _pad(op, op.Where(refused, q_row, 0.0), V, fill=0.0)  # [1, V64]
-        residual = op.Relu(op.Sub(p_row, q_row))
-    else:  # q is 1 at the draft, so max(p - q, 0) is p without it
-        at = op.Unsqueeze(op.Gather(draft, n_accepted), [0])  # [1, 1]
-        left = op.Where(refused, 0.0, op.GatherElements(p_row, at, axis=1))
-        residual = op.ScatterElements(p_row, at, left, axis=1)
-    has_mass = op.Greater(op.ReduceMax(residual), 0.0)  # [1, 1], false for NaN
-    return n_accepted, _draw(op, op.Where(has_mass, residual, p_row), given, V)
+def _choose(op: Ops, weights: ir.Value, given: Values, V: int) -> ir.Value:
+    if "race" in given:
+        return draw(op, weights, given["race"], V)
+    return first_maximum(op, weights, V)
 
 
 def _commit(
-    op: Ops,
-    given: Values,
-    rows: _Rows,
-    logits: ir.Value,
-    n_accepted: ir.Value,
-    drawn: ir.Value,
+    op: Ops, given: Values, rows: Rows, n_accepted: ir.Value, drawn: ir.Value
 ) -> Values:
     tokens = op.Where(op.Less(rows.index, n_accepted), rows.draft, 0)
     tokens = op.Where(op.Equal(rows.index, n_accepted), drawn, tokens)  # [M]
-    emitted = op.LessOrEqual(rows.index, n_accepted)  # [M]
     committed = op.Concat(given["last_id"], tokens, axis=0)  # [M + 1]
     next_kv_len = op.Add(op.Add(given["kv_len"], n_accepted), 1)  # [1]
-    draft_pass = _iota(op, given["draft_tokens"])  # [G]
+    draft_pass = iota(op, given["draft_tokens"])  # [G]
     rows_before = op.Add(draft_pass, op.Min(draft_pass, 1))  # 0, 2, 3, 4: pass 0 has two rows
     return {
         "tokens": tokens,
         "n_accepted": n_accepted,
-        "logprob": op.Where(emitted, _logprob(op, logits, tokens), 0.0),
         "next_kv_len": next_kv_len,
         "next_ids": op.Gather(committed, op.Add(n_accepted, [0, 1])),
         "next_draft_kv_len": op.Add(op.Sub(next_kv_len, 1), rows_before),
     }
 
 
-def _draw(op: Ops, weights: ir.Value, given: Values, V: int) -> ir.Value:
-    """Draw an index in proportion to `weights [1, V64]`, with the exponentials `race [K]`."""
-    B = _padded(V) // BLOCK
-    blocks = op.Reshape(weights, [B, BLOCK])
-    first_heat = op.Slice(given["race"], [0], [B], [0])
-    second_heat = op.Slice(given["race"], [B], [B + BLOCK], [0])
-    block = _race(op, op.ReduceSum(blocks, [1], keepdims=0), first_heat)  # [1]
-    inside = op.Squeeze(op.Gather(blocks, block), [0])  # [64]
-    token = op.Add(op.Mul(block, BLOCK), _race(op, inside, second_heat))
-    return op.Min(token, V - 1)  # NaN in the noise may point anywhere
-
-
-def _race(op: Ops, weights: ir.Value, exponentials: ir.Value) -> ir.Value:
-    """The index that finishes first, [1]: index i with probability weights[i] / their sum."""
-    positive = op.Greater(weights, 0.0)  # false for NaN
-    weights = op.Where(positive, weights, 0.0)
-    # Scaled so that the largest weight is 1. Its time is finite, so an index without weight never
-    # wins, however small the weights are.
-    weights = op.Div(weights, op.ReduceMax(weights))
-    time = op.Where(positive, op.Div(exponentials, weights), math.inf)
-    return _first(op, op.Equal(time, op.ReduceMin(time)))
-
-
-def _softmax(op: Ops, logits: ir.Value, given: Values) -> ir.Value:
-    return op.Softmax(op.Div(logits, given["temperature"]), axis=-1)
-
-
-def _logprob(op: Ops, logits: ir.Value, tokens: ir.Value) -> ir.Value:
-    """Log-softmax of the raw rows at `tokens`, NaN for a row that holds NaN or +inf."""
-    logprob = _at(op, op.LogSoftmax(logits, axis=-1), tokens)
+def _logprob(op: Ops, logits: ir.Value, tokens: ir.Value, given: Values) -> ir.Value:
+    """Log-softmax of the raw rows at `tokens`; NaN and -inf as the module says."""
+    logprob = at(op, op.LogSoftmax(logits, axis=-1), tokens)
     # A softmax kernel may clamp NaN away; a sum cannot. It is -inf where a token is banned.
     total = op.ReduceSum(logits, [1], keepdims=0)
-    return op.Where(op.Less(total, math.inf), logprob, math.nan)
-
-
-def _first_maximum(op: Ops, x: ir.Value, V: int) -> ir.Value:
-    """First index of each row's maximum, [rows]. By blocks: 5 times faster than over whole rows."""
-    block_best = op.ReduceMax(op.Reshape(x, [0, -1, BLOCK]), [2], keepdims=0)  # [rows, B]
-    block = _first_of_maxima(op, block_best)  # [rows]
-    flat = op.Add(op.Mul(_iota(op, x), _padded(V) // BLOCK), block)
-    inside = op.Gather(op.Reshape(x, [-1, BLOCK]), flat)  # [rows, 64]
-    token = op.Add(op.Mul(block, BLOCK), _first_of_maxima(op, inside))
-    return op.Min(token, V - 1)  # a row of NaN may point anywhere
-
-
-def _first_of_maxima(op: Ops, x: ir.Value) -> ir.Value:
-    return _first(op, op.Equal(x, op.ReduceMax(x, [1])), axis=1, keepdims=0)
-
-
-def _first(op: Ops, mask: ir.Value, *, axis: int = 0, keepdims: int = 1) -> ir.Value:
-    """First true index along `axis`; the last index where none is."""
-    index = _iota(op, mask, axis)
-    last = op.Sub(op.Shape(mask, start=axis, end=axis + 1), 1)
-    return op.ReduceMin(op.Where(mask, index, last), [axis], keepdims=keepdims)
-
-
-def _at(op: Ops, x: ir.Value, ids: ir.Value) -> ir.Value:
-    """x[i, ids[i]] for every i."""
-    width = op.Shape(x, start=1, end=2)
-    return op.Gather(op.Reshape(x, [-1]), op.Add(op.Mul(_iota(op, ids), width), ids))
-
-
-def _iota(op: Ops, x: ir.Value, axis: int = 0) -> ir.Value:
-    return op.Range(0, op.Squeeze(op.Shape(x, start=axis, end=axis + 1)), 1)
-
-
-def _chosen_row(op: Ops, given: Values) -> ir.Value:
-    return op.Gather(op.Squeeze(given["logits"], [0]), given["row"])  # [1, V]
-
-
-def _pad(
-    op: Ops, x: ir.Value, V: int, *, width: int | None = None, fill: float = -math.inf
-) -> ir.Value:
-    """Widen rows of `width` (V unless given) to V64, V rounded up to whole blocks."""
-    missing = _padded(V) - (V if width is None else width)
-    return op.Pad(x, [0, 0, 0, missing], fill) if missing else x
-
-
-def _padded(vocabulary: int) -> int:
-    return -(-vocabulary // BLOCK) * BLOCK
-
-
-def _sampling_inputs(vocabulary: int) -> Signature:
-    # The runtime's noise.race_size computes the same K; it must not import this module.
-    K = _padded(vocabulary) // BLOCK + BLOCK
-    return {"temperature": (_F32, (1,)), "race": (_F32, (K,))}
-
-
-def _model(
-    name: str,
-    inputs: Signature,
-    outputs: Signature,
-    body: Callable[[Ops, Values], Values],
-) -> ir.Model:
-    graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name=name)
-    builder = GraphBuilder(graph)
-    given = {key: builder.input(key, dtype, shape) for key, (dtype, shape) in inputs.items()}
-    made = body(builder.op, given)
-    for key, (dtype, shape) in outputs.items():
-        made[key].dtype, made[key].shape = dtype, ir.Shape(shape)
-        builder.add_output(made[key], key)
-    return ir.Model(graph, ir_version=IR_VERSION, producer_name="spec-export")
+    logprob = op.Where(op.Less(total, math.inf), logprob, math.nan)
+    for name, none in (("p", NO_WEIGHT), ("scores", -math.inf)):
+        if name in given:
+            may_come = op.Greater(at(op, given[name], tokens), none)
+            logprob = op.Add(logprob, op.Where(may_come, 0.0, -math.inf))
+    return logprob

@@ -54,6 +54,11 @@ def make_model(
     for key, (dtype, shape) in outputs.items():
         made[key].dtype, made[key].shape = dtype, ir.Shape(shape)
         builder.add_output(made[key], key)
+    for node in graph:  # what every reader works out for itself, three quarters of the file
+        node.metadata_props.clear()
+        for value in node.outputs:
+            if not value.is_graph_output():
+                value.type = value.shape = None
     return ir.Model(graph, ir_version=IR_VERSION, producer_name="spec-export")
 
 
@@ -152,7 +157,7 @@ def draw(op: Ops, weights: ir.Value, exponentials: ir.Value, V: int) -> ir.Value
     if places == 1:
         return op.Min(block, V - 1)
     start = op.Add(op.Mul(iota(op, weights), padded_vocabulary(V)), block)  # [rows]
-    ids = op.Add(column(op, start), [[place * B for place in range(places)]])  # [rows, places]
+    ids = op.Add(column(op, start), [place * B for place in range(places)])  # [rows, places]
     in_block = op.Gather(op.Reshape(weights, [-1]), ids)  # [rows, places]
     place = _race(op, in_block, op.Slice(exponentials, [B], [B + places], [1]))  # [rows]
     return op.Min(op.Add(block, op.Mul(place, B)), V - 1)  # NaN may point anywhere

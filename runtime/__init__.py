@@ -9,6 +9,7 @@
 Needs numpy, tokenizers, jinja2 and one engine library; never torch, transformers or onnx.
 """
 
+from spec_export.runtime.grammar import Grammar
 from spec_export.runtime.opened import OpenedBundle, open_runtime
 from spec_export.runtime.sampling import Sampling
 from spec_export.runtime.session import RoundResult, Session
@@ -16,6 +17,7 @@ from spec_export.runtime.stats import Stats
 from spec_export.runtime.stream import Piece, Request, generate
 
 __all__ = [
+    "Grammar",
     "OpenedBundle",
     "Piece",
     "Request",

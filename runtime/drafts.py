@@ -12,7 +12,7 @@ from spec_export.engines.passes import BoundRole, allocate_caches, bind_role
 from spec_export.runtime.buffers import HostMirror, RoundBuffers
 from spec_export.runtime.ngram import NgramIndex
 from spec_export.runtime.opened import OpenedBundle
-from spec_export.runtime.sampling import SamplingCalls
+from spec_export.runtime.sampling_calls import SamplingCalls
 
 Kind = Literal["one_hot", "dense"]
 

@@ -1,11 +1,13 @@
 """Keyed random numbers, made on the host and handed to the sampling graphs as inputs.
 
-Every number has a key: (seed, round_start, row, candidate, stream, index in the array). Rule
-`reject` is exact only if no number is used twice: a uniform that has decided an acceptance is no
-longer uniform given the outcome, so a residual drawn with it, or a later round at the same
-position, follows another law (one-round tests do not see the second). Hence the position a round
-starts at is in the key, and what a number is for (`Stream`) as well. The same key gives the same
-numbers on every machine, in any order of calls.
+Every number has a key: (seed, round_start, row, candidate, stream, index in the array). Rules
+`reject` and `block` are exact only if no number is used twice: a uniform that has decided an
+acceptance is no longer uniform given the outcome, so a residual drawn with it, or a later round at
+the same position, follows another law (one-round tests do not see the second). Hence the position a
+round starts at is in the key, and what a number is for (`Stream`) as well. Rule `invariant` alone
+wants the opposite: what is drawn for a position is drawn with the numbers of that position, by the
+draft, in a round and without one, so that the text depends on none of them. The same key gives the
+same numbers on every machine, in any order of calls.
 
 Philox is a counter-based generator: the key picks the generator, the counter the numbers, and
 nothing is carried from one call to the next. No array is made after the first call of a size.
@@ -23,11 +25,12 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from spec_export.engines.backend import Buffer, Device
 from spec_export.engines.errors import RequestError
+from spec_export.engines.graphs import race_size as race_size
 
 Float32Array: TypeAlias = NDArray[np.float32]
 
-BLOCK = 64  # tokens per block of the race, as in the sampling graphs
 _LARGEST_BELOW_ONE = float(np.nextafter(np.float32(1), np.float32(0)))
 
 
@@ -38,11 +41,7 @@ class Stream(IntEnum):
     RESIDUAL = 1  # the race for a round's last token
     PROPOSE = 2  # the race for one draft token; row = its place in the round
     SAMPLE = 3  # the race for a token drawn without drafts
-
-
-def race_size(vocabulary: int) -> int:
-    """How many exponentials a draw from `vocabulary` tokens takes: one per block, one per place."""
-    return -(-vocabulary // BLOCK) + BLOCK
+    POSITION = 4  # the race of a position, under rule `invariant`: the same whoever draws there
 
 
 class Noise:
@@ -110,6 +109,15 @@ class Noise:
         np.negative(e, out=e)
         np.copyto(out, e, casting="same_kind")
 
+    def of_position(self, out: Float32Array, position: int) -> None:
+        """Fill `out` with the exponentials that belong to a position of the text.
+
+        Args:
+            out: [n] float32, written in place.
+            position: index of the token they draw, prompt included.
+        """
+        self.exponential(out, position, 0, stream=Stream.POSITION)
+
     def _draw(
         self, size: int, round_start: int, row: int, candidate: int, stream: Stream
     ) -> NDArray[np.float64]:
@@ -126,3 +134,39 @@ class Noise:
         self._bits.state = self._state  # also drops what the last call left in the buffer
         self._generator.random(out=scratch)
         return scratch
+
+
+class PositionRaces:
+    """The races of consecutive positions, in rows; those of positions that stay are not made again.
+
+    Args:
+        device: where `buffer` lies.
+        buffer: `[rows, K]` float32, row i for position `start + i`.
+    """
+
+    def __init__(self, device: Device, buffer: Buffer) -> None:
+        self._device, self._noise = device, Noise(0)
+        host = np.zeros(buffer.shape, np.float32)
+        self._rows = [host[i : i + 1] for i in range(len(host))]  # views of [1, K]
+        self._parts = [buffer.part(i, i + 1) for i in range(len(host))]
+        self._start = self._filled = 0
+
+    def begin(self, noise: Noise) -> None:
+        """Use other noise from here on."""
+        self._noise, self._filled = noise, 0
+
+    def fill(self, start: int, count: int) -> None:
+        """Have the first `count` rows hold the races from position `start` on."""
+        if start != self._start:
+            self._move(start)
+        for i in range(self._filled, count):
+            self._noise.of_position(self._rows[i], start + i)
+            self._device.upload(self._parts[i], self._rows[i])
+        self._filled = max(self._filled, count)
+
+    def _move(self, start: int) -> None:
+        by, filled = start - self._start, self._filled
+        self._start, self._filled = start, max(0, filled - by) if by > 0 else 0
+        for i in range(self._filled):
+            np.copyto(self._rows[i], self._rows[i + by])
+            self._device.upload(self._parts[i], self._rows[i])

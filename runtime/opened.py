@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from spec_export.engines.backend import Backend, Device, Engine
@@ -19,6 +20,7 @@ from spec_export.engines.errors import BundleError
 from spec_export.engines.extras import require
 from spec_export.engines.manifest import Manifest
 from spec_export.engines.passes import cache_bytes
+from spec_export.runtime.grammar import GrammarTokenizer
 from spec_export.runtime.text import Text
 
 
@@ -50,9 +52,36 @@ class OpenedBundle:
         """Description of the bundle."""
         return self.bundle.manifest
 
+    @cached_property
+    def grammar_tokenizer(self) -> GrammarTokenizer:
+        """The tokenizer as grammars need it; made when first asked for, which takes a moment."""
+        file = self.bundle.file(self.manifest.text.tokenizer)
+        vocabulary = self.manifest.models["target"].vocabulary
+        return GrammarTokenizer(file, vocabulary, self.manifest.text.end_ids)
+
     def session_bytes(self) -> int:
         """Memory of the caches of one session."""
         return sum(cache_bytes(spec) for spec in self.manifest.models.values())
+
+
+class SamplingEngines(Mapping[str, Engine]):
+    """The sampling engines of a bundle, each opened when first asked for: a request needs few."""
+
+    def __init__(self, bundle: Bundle, backend: Backend) -> None:
+        self._bundle, self._backend = bundle, backend
+        self._open: dict[str, Engine] = {}
+
+    def __getitem__(self, name: str) -> Engine:
+        if name not in self._open:
+            spec = self._bundle.manifest.sampling[name]
+            self._open[name] = self._backend.open_sampling(self._bundle.file(spec.file), spec)
+        return self._open[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._bundle.manifest.sampling)
+
+    def __len__(self) -> int:
+        return len(self._bundle.manifest.sampling)
 
 
 def make_backend(name: str, threads: int | None = None) -> Backend:
@@ -97,10 +126,7 @@ def open_runtime(
         name: backend.open_model(bundle.file(spec.file), spec)
         for name, spec in manifest.models.items()
     }
-    sampling = {
-        name: backend.open_sampling(bundle.file(spec.file), spec)
-        for name, spec in manifest.sampling.items()
-    }
+    sampling = SamplingEngines(bundle, backend)
     template = manifest.text.chat_template
     text = Text(
         bundle.file(manifest.text.tokenizer),

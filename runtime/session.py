@@ -14,19 +14,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
 from spec_export.engines.backend import Buffer, Call
-from spec_export.engines.errors import EngineError, NonFiniteError, RequestError
+from spec_export.engines.errors import (
+    EngineError,
+    NonFiniteError,
+    RequestError,
+    SpecExportError,
+)
 from spec_export.engines.graphs import ModelSpec
 from spec_export.engines.passes import BoundRole, allocate_caches, bind_role
 from spec_export.runtime.buffers import HostMirror, allocate_round
 from spec_export.runtime.drafts import Draft, ModelDraft, NgramDraft
 from spec_export.runtime.opened import OpenedBundle
-from spec_export.runtime.sampling import Sampling, SamplingCalls, Variant
+from spec_export.runtime.sampling import Plan, Sampling, plan_for
+from spec_export.runtime.sampling_calls import Constraint, SamplingCalls
 
 Plain = Literal["exact_decode", "verify", "decode"]
 
@@ -40,12 +46,14 @@ class RoundResult:
         logprobs: of each, under the raw target distribution.
         n_draft: drafts verified.
         n_accepted: drafts accepted.
+        top: of each token's row, the most probable tokens and their logprobs, where asked for.
     """
 
     tokens: list[int]
     logprobs: list[float]
     n_draft: int
     n_accepted: int
+    top: list[list[tuple[int, float]]] = field(default_factory=list)
 
 
 class Session:
@@ -66,25 +74,36 @@ class Session:
         self._chunk = np.zeros((1, self._roles["prefill"].rows), np.int64)
         self._chunk_start = np.zeros(1, np.int64)
         self._chunk_last = np.zeros(self._roles["prefill"].buffers["logit_rows"].shape, np.int64)
+        self._spoiled = False  # whether a pass has failed since the text was empty
         self.draft = self._make_draft()
-        self._variants: dict[Variant, SamplingCalls] = {}
+        self._variants: dict[Plan, SamplingCalls] = {}
+        self._listed = 0
+        self._sampling = self._calls_for(Sampling())
         self.begin(Sampling())
 
     # --- a text -------------------------------------------------------------------------------
 
-    def begin(self, sampling: Sampling, plain: Plain = "exact_decode") -> None:
+    def begin(
+        self,
+        sampling: Sampling,
+        plain: Plain = "exact_decode",
+        constraint: Constraint | None = None,
+    ) -> None:
         """Forget the text and begin another.
 
         Args:
             sampling: how its tokens are drawn.
             plain: the role that extends it without drafts: `exact_decode` (two rows, with the bits
                 of a verify pass), `verify` (its full width) or `decode` (one row, the fastest).
+            constraint: a grammar at the beginning of a text; it follows this one.
+
+        Raises:
+            RequestError: the sampling does not fit the bundle.
         """
+        calls = self._calls_for(sampling, is_constrained=constraint is not None)
         self.rewind(0)
-        if sampling.variant not in self._variants:
-            self._variants[sampling.variant] = self._bind_sampling(sampling.variant)
-        self._sampling = self._variants[sampling.variant]
-        self._sampling.begin(sampling)
+        self._sampling, self._listed = calls, sampling.top_logprobs
+        calls.begin(sampling, constraint)
         self._plain: Plain = "exact_decode" if plain == "verify" and not self.gamma else plain
 
     def prefill(self, tokens: Sequence[int]) -> None:
@@ -99,6 +118,7 @@ class Session:
         for start in range(0, len(tokens), rows):
             self._run_chunk(tokens[start : start + rows], start)
         self.history.extend(tokens)
+        self._sampling.grow(tokens, is_prompt=True)
         if self.draft is not None and self.gamma:
             self.draft.prefill(tokens)
 
@@ -134,9 +154,13 @@ class Session:
     def rewind(self, length: int) -> None:
         """Forget everything from token `length` on. No data moves."""
         assert 0 <= length <= len(self.history)
+        self._sampling.shrink(length, len(self.history))
         del self.history[length:]
         if self.draft is not None:
             self.draft.rewind(length)
+        if self._spoiled:  # rows that are given up now may be what broke the pass
+            self._zero_past_text()
+            self._spoiled = length > 0
         self._place()
 
     @property
@@ -152,23 +176,23 @@ class Session:
         assert accept is not None
         self._assert_room(self.gamma + 1)
         host.set_n_draft(n_draft)
-        self._sampling.draw_for_accept(start)
+        self._sampling.draw_for_accept(start, n_draft)
         self._enqueue(self._roles["verify"].call)
         self._enqueue(accept)
         self._device.copy(self._buffers.next, self._buffers.head)
         host.read_report()
-        return self._commit(n_draft, host.n_accepted[0])
+        return self._commit("verify", n_draft, host.n_accepted[0])
 
     def _sample(self, role: str) -> RoundResult:
         """Draw one token from the logits a pass left, and move the lengths by one."""
         self._sampling.draw_for_sample(len(self.history))
         self._enqueue(self._sampling.sample[role])
         self._host.read_report()
-        self._commit(0, 0)
+        self._commit(role, 0, 0)
         self._place()
         return self.result
 
-    def _commit(self, n_draft: int, n_accepted: int) -> RoundResult:
+    def _commit(self, role: str, n_draft: int, n_accepted: int) -> RoundResult:
         """Take the report into the history; refuse what is not finite."""
         host, result = self._host, self.result
         result.tokens.clear()
@@ -176,14 +200,14 @@ class Session:
         for i in range(n_accepted + 1):
             if not math.isfinite(host.logprob[i]):
                 self._recover()
-                raise NonFiniteError(
-                    f"the target produced NaN or infinity at token {len(self.history) + i}; the "
-                    "text before it is kept and the session can go on from there"
-                )
+                raise _not_drawn(host.logprob[i], len(self.history) + i)
             result.tokens.append(host.tokens[i])
             result.logprobs.append(host.logprob[i])
         result.n_draft, result.n_accepted = n_draft, n_accepted
+        listed = self._listed
+        result.top = self._sampling.top_logprobs(role, n_accepted + 1, listed) if listed else []
         self.history.extend(result.tokens)
+        self._sampling.grow(result.tokens)
         if self.draft is not None:
             self.draft.commit(result.tokens, n_accepted)
         return result
@@ -196,13 +220,18 @@ class Session:
             raise
 
     def _recover(self) -> None:
+        """After a failed pass: be ready for another, and for taking the text back."""
+        self._spoiled = True
+        self._zero_past_text()
+        self._place()
+
+    def _zero_past_text(self) -> None:
         """Zero what lies past the committed text: a masked column still meets 0 * NaN = NaN."""
         kept = max(0, len(self.history) - 1)
         for state in self._spec.states:
             self._device.clear(self._caches[state.input], state.length_axis, kept)
         if self.draft is not None:
             self.draft.recover(kept)
-        self._place()
 
     def _run_chunk(self, part: Sequence[int], start: int) -> None:
         chunk, buffers = self._chunk, self._roles["prefill"].buffers
@@ -258,6 +287,25 @@ class Session:
             return ModelDraft(self.opened, self._buffers, self.history)
         return NgramDraft(self._host) if method == "ngram" else None
 
-    def _bind_sampling(self, variant: Variant) -> SamplingCalls:
-        logits = self.draft.logits if isinstance(self.draft, ModelDraft) else []
-        return SamplingCalls(self.opened, variant, self._buffers, self._roles, logits)
+    def _calls_for(self, sampling: Sampling, *, is_constrained: bool = False) -> SamplingCalls:
+        """The sampling graphs of a request, bound when their plan is first asked for."""
+        plan = plan_for(sampling, self.opened.manifest, is_constrained=is_constrained)
+        if plan not in self._variants:
+            logits = self.draft.logits if isinstance(self.draft, ModelDraft) else []
+            calls = SamplingCalls(self.opened, plan, self._buffers, self._roles, logits)
+            self._variants[plan] = calls
+        return self._variants[plan]
+
+
+def _not_drawn(logprob: float, at: int) -> SpecExportError:
+    """Why there is no token `at`."""
+    if math.isnan(logprob):
+        return NonFiniteError(
+            f"the target produced NaN or infinity at token {at}; the text before it is kept and "
+            "the session can go on from there"
+        )
+    return RequestError(
+        f"no token may come at token {at}: everything the target gives any probability is "
+        "forbidden by allowed_tokens, banned_tokens, logit_bias, no_repeat_ngram, min_tokens or a "
+        "grammar; the text before it is kept"
+    )

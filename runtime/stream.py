@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from spec_export.engines.errors import RequestError
+from spec_export.runtime.grammar import Grammar
 from spec_export.runtime.opened import OpenedBundle
 from spec_export.runtime.sampling import Sampling
 from spec_export.runtime.session import Plain, RoundResult, Session
@@ -28,7 +29,8 @@ class Request:
 
     Attributes:
         max_tokens: tokens at most; None: as many as the context holds.
-        sampling: temperature and seed.
+        sampling: how tokens are drawn.
+        grammar: what the text has to match, from its first token to its last.
         gamma: drafts per round, 0 (plain) to the built gamma; None: the built gamma.
         stop: strings that end the text and are not part of it.
         ignore_end: go on past end tokens.
@@ -37,6 +39,7 @@ class Request:
 
     max_tokens: int | None = None
     sampling: Sampling = field(default_factory=Sampling)
+    grammar: Grammar | None = None
     gamma: int | None = None
     stop: tuple[str, ...] = ()
     ignore_end: bool = False
@@ -51,6 +54,7 @@ class Piece:
         text: characters that are final; may be empty while one is unfinished.
         tokens: ids this piece adds.
         logprobs: of each id, under the raw target distribution.
+        top: of each id's row, the most probable tokens and their logprobs, where asked for.
         n_accepted: how many of the ids were drafts.
         finish: why the text ended, on the last piece only: `stop` (an end token or a stop string)
             or `length` (the limit or the context).
@@ -60,6 +64,7 @@ class Piece:
     text: str
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
+    top: tuple[list[tuple[int, float]], ...]
     n_accepted: int
     finish: FinishReason | None
     stats: Stats
@@ -116,12 +121,14 @@ def _pieces(
     stats = Stats(gamma=gamma, prompt_tokens=len(prompt))
     text = _TextEnd(session, request)
     started = time.perf_counter()
-    session.begin(request.sampling, plain)
+    grammar = request.grammar
+    constraint = None if grammar is None else session.opened.grammar_tokenizer.state(grammar)
+    session.begin(request.sampling, plain, constraint)
     session.prefill(prompt)
     limit = session.room if request.max_tokens is None else min(request.max_tokens, session.room)
     if limit == 0:
         stats.ttft_ms = (time.perf_counter() - started) * 1e3
-        yield Piece("", (), (), 0, "length", stats)
+        yield Piece("", (), (), (), 0, "length", stats)
         return
     result = session.first()
     first_at = time.perf_counter()
@@ -132,7 +139,8 @@ def _pieces(
         if kept < len(result.tokens):
             session.rewind(len(session.history) - (len(result.tokens) - kept))
         tokens, logprobs = tuple(result.tokens[:kept]), tuple(result.logprobs[:kept])
-        yield Piece(piece, tokens, logprobs, min(result.n_accepted, kept), finish, stats)
+        top, drafts = tuple(result.top[:kept]), min(result.n_accepted, kept)
+        yield Piece(piece, tokens, logprobs, top, drafts, finish, stats)
         if finish is not None:
             return
         result = session.round(min(gamma, limit - stats.emitted - 1))

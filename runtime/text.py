@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import json
 from pathlib import Path
 from typing import Any
 
@@ -54,13 +56,11 @@ class Text:
         """
         if self._template is None:
             raise RequestError("this model has no chat template; run it without --chat")
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        environment.globals["raise_exception"] = _raise
         try:
-            text = environment.from_string(self._template).render(
+            text = _environment().from_string(self._template).render(
                 messages=messages, add_generation_prompt=True, **self.spec.special_tokens
             )
-        except (TemplateError, TypeError, ValueError) as error:
+        except Exception as error:  # it is a program that came with the checkpoint
             raise RequestError(f"the chat template refused the messages: {error}") from error
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
@@ -71,6 +71,22 @@ class Text:
     def stream(self) -> TextStream:
         """A decoder that takes ids one at a time."""
         return TextStream(self._tokenizer)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """What chat templates are written for: the environment that transformers gives them."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+    return environment
+
+
+def _to_json(value: object, indent: int | None = None) -> str:
+    """Unlike jinja's own, which escapes `<`, `>`, `&` and `'` for HTML."""
+    return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
 def _raise(message: str) -> None:

@@ -15,7 +15,7 @@ from spec_export.engines.bundle import VerifiedFiles
 from spec_export.engines.ort import OrtBackend
 from spec_export.runtime import OpenedBundle, open_runtime
 from tests import exported as assembling
-from tests.tiny_models import TINY, save_tiny_model
+from tests.tiny_models import POSITIONS, TINY, save_tiny_model
 
 GAMMA, MAX_LEN, CHUNK = 4, 128, 32
 
@@ -132,3 +132,28 @@ def export_family(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pat
         return made[family, dtype]
 
     return export
+
+
+@pytest.fixture(scope="session")
+def build_family(
+    export_family: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Path]:
+    """Build a random model of a family with `ngram`, or with itself (`self`) as its draft; each once.
+
+    At gamma 8, to the end of its positions, in chunks of 20 rows, which do not divide them.
+    """
+    made: dict[tuple[str, str], Path] = {}
+
+    def build(family: str, draft: str = "ngram") -> Path:
+        if (family, draft) not in made:
+            folder, exported = tmp_path_factory.mktemp(f"{family}_{draft}"), export_family(family)
+            if draft == "self":
+                exported = assembling.with_draft(
+                    exported, exported, "target", folder / "exported"
+                )
+            options = BuildOptions(gamma=8, max_len=POSITIONS, chunk=20)
+            bundle = build_bundle(exported, folder / "bundle", OrtBackend(), options)
+            made[family, draft] = bundle.path
+        return made[family, draft]
+
+    return build

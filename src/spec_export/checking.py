@@ -15,23 +15,41 @@ if TYPE_CHECKING:
     from spec_export.engines.certify import Certificate
     from spec_export.engines.compare import Comparison
     from spec_export.engines.manifest import DeviceSpec
+    from spec_export.runtime.law import LawResult
 
 
-def check(path: Path, threads: int | None, *, as_json: bool, quiet: bool) -> bool:
+def check(path: Path, threads: int | None, *, law: bool, as_json: bool, quiet: bool) -> bool:
     """Check a bundle, print what was found; whether it passed."""
     from spec_export.engines.certify import certify
-    from spec_export.runtime.opened import make_backend
+    from spec_export.runtime.law import check_law
+    from spec_export.runtime.opened import make_backend, open_runtime
 
     def backend_for(built_on: DeviceSpec) -> Backend:
         return make_backend(built_on.backend, threads or built_on.threads)
 
     with Steps(quiet=quiet or as_json) as steps:
         found = certify(path, backend_for, steps)
+        laws = check_law(open_runtime(path, threads=threads), progress=steps) if law else []
     if as_json:
-        print(json.dumps(to_object(found), ensure_ascii=False, allow_nan=False), flush=True)
+        shown = to_object(found) | ({"law": [law_object(result) for result in laws]} if law else {})
+        print(json.dumps(shown, ensure_ascii=False, allow_nan=False), flush=True)
     else:
-        print_rows(rows(found))
-    return found.passed
+        print_rows([*rows(found), *(("law", law_line(result)) for result in laws)])
+    return found.passed and all(result.holds for result in laws)
+
+
+def law_line(result: LawResult) -> str:
+    """What the test of a rule found."""
+    verdict = "emits the target's law" if result.holds else "DOES NOT emit the target's law"
+    return (
+        f"rule {result.rule} {verdict}: {result.texts} texts of about three rounds, chi-square "
+        f"{result.statistic:.0f} over {result.cells} cells (allowed {result.limit:.0f})"
+    )
+
+
+def law_object(result: LawResult) -> dict[str, Any]:
+    """The test of a rule as a JSON object."""
+    return {"holds": result.holds, **dataclasses.asdict(result)}
 
 
 def rows(found: Certificate) -> Rows:

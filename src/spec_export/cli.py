@@ -121,15 +121,32 @@ def _run(
     fast_plain: opt.FastPlain = False,
     max_tokens: opt.MaxTokens = None,
     temperature: opt.Temperature = 0.0,
-    seed: opt.Seed = 0,
+    seed: opt.Seed = None,
+    rule: opt.Rule = None,
+    draft_sampling: opt.DraftSampling = opt.DraftSamplingName.probabilistic,
+    top_k: opt.TopK = 0,
+    top_p: opt.TopP = 1.0,
+    min_p: opt.MinP = 0.0,
+    typical_p: opt.TypicalP = 1.0,
+    repetition_penalty: opt.RepetitionPenalty = 1.0,
+    presence_penalty: opt.PresencePenalty = 0.0,
+    frequency_penalty: opt.FrequencyPenalty = 0.0,
+    no_repeat_ngram: opt.NoRepeatNgram = 0,
+    logit_bias: opt.LogitBias = None,
+    ban: opt.Ban = None,
+    min_tokens: opt.MinTokens = 0,
+    json_schema: opt.JsonSchema = None,
+    regex: opt.Regex = None,
+    lark: opt.Lark = None,
     stop: opt.Stop = None,
+    logprobs: opt.Logprobs = 0,
     compare: opt.Compare = False,
     as_json: opt.RunAsJson = False,
     quiet: opt.TextOnly = False,
     threads: opt.Threads = None,
 ) -> None:
     """Generate text; streams it, then says how it was made."""
-    from spec_export.running import RunOptions, run_bundle
+    from spec_export.running import RunOptions, parse_bias, read_grammar, run_bundle
 
     if stdin not in (None, "-"):
         raise RequestError(f"{stdin!r} is in no place; give a prompt as --prompt TEXT")
@@ -139,8 +156,25 @@ def _run(
         prompt=None if prompt == "-" else prompt,
         chat=chat,
         max_tokens=max_tokens,
-        temperature=temperature,
-        seed=seed,
+        sampling={
+            "temperature": temperature,
+            "seed": seed,
+            "rule": rule and rule.value,
+            "draft": draft_sampling.value,
+            "top_k": top_k,
+            "top_p": top_p,
+            "min_p": min_p,
+            "typical_p": typical_p,
+            "repetition_penalty": repetition_penalty,
+            "presence_penalty": presence_penalty,
+            "frequency_penalty": frequency_penalty,
+            "no_repeat_ngram": no_repeat_ngram,
+            "logit_bias": parse_bias(logit_bias or []),
+            "banned_tokens": tuple(ban or ()),
+            "min_tokens": min_tokens,
+            "top_logprobs": logprobs,
+        },
+        grammar=read_grammar(json_schema, regex, lark),
         gamma=gamma,
         fast_plain=fast_plain,
         stop=tuple(stop or ()),
@@ -163,6 +197,7 @@ def _inspect(path: opt.Inspected, as_json: opt.AsJson = False) -> None:
 @app.command("check", cls=Command)
 def _check(
     bundle: opt.BundleIn,
+    law: opt.Law = False,
     threads: opt.Threads = None,
     as_json: opt.AsJson = False,
     quiet: opt.Quiet = False,
@@ -170,7 +205,7 @@ def _check(
     """Hash, compare and probe a bundle here: a certificate."""
     from spec_export.checking import check
 
-    if not check(bundle, threads, as_json=as_json, quiet=quiet):
+    if not check(bundle, threads, law=law, as_json=as_json, quiet=quiet):
         raise typer.Exit(1)
 
 

@@ -25,6 +25,21 @@ class ElementTypeName(str, Enum):
     float16 = "float16"
 
 
+class RuleName(str, Enum):
+    """How drafts are accepted."""
+
+    reject = "reject"
+    block = "block"
+    invariant = "invariant"
+
+
+class DraftSamplingName(str, Enum):
+    """How a drafting model chooses its tokens."""
+
+    probabilistic = "probabilistic"
+    greedy = "greedy"
+
+
 def _argument(metavar: str, help: str) -> Any:
     return typer.Argument(metavar=metavar, help=help, show_default=False)
 
@@ -100,6 +115,9 @@ Quiet = Annotated[bool, _option("No progress and no report.", "-q", "--quiet")]
 
 BundleIn = Annotated[Path, _argument("BUNDLE", "Bundle directory.")]
 Inspected = Annotated[Path, _argument("PATH", "A bundle, an exported directory, or an .onnx file.")]
+Law = Annotated[
+    bool, _option("Also test the emitted law of every rule: chi-square over rounds.", "--law")
+]
 AsJson = Annotated[bool, _option("One JSON object on stdout.", "--json")]
 
 # --- running ------------------------------------------------------------------------------------
@@ -140,7 +158,52 @@ MaxTokens = Annotated[
 Temperature = Annotated[
     float, _shown("0 takes the most probable token.", metavar="T", group=_SAMPLING)
 ]
-Seed = Annotated[int, _shown("Of all randomness.", metavar="S", group=_SAMPLING)]
+Seed = Annotated[
+    int | None,
+    _option("Of all randomness.", metavar="S", group=_SAMPLING, default="drawn, and reported"),
+]
+Rule = Annotated[
+    RuleName | None,
+    _option(
+        "How drafts are accepted above temperature 0; all follow the target's law.",
+        group=_SAMPLING,
+        default="invariant with --seed, else reject",
+    ),
+]
+DraftSampling = Annotated[
+    DraftSamplingName, _shown("How a drafting model chooses.", group=_SAMPLING)
+]
+TopK = Annotated[int, _shown("Keep the K most probable tokens; 0: all.", group=_SAMPLING)]
+TopP = Annotated[float, _shown("Keep the most probable tokens up to this share.", group=_SAMPLING)]
+MinP = Annotated[float, _shown("Keep tokens with this share of the best one's.", group=_SAMPLING)]
+TypicalP = Annotated[float, _shown("Keep the most typical tokens.", group=_SAMPLING)]
+RepetitionPenalty = Annotated[
+    float, _shown("Divides logits of tokens seen, prompt included.", group=_SAMPLING)
+]
+PresencePenalty = Annotated[float, _shown("Taken off logits of tokens generated.", group=_SAMPLING)]
+FrequencyPenalty = Annotated[float, _shown("The same, each time.", group=_SAMPLING)]
+NoRepeatNgram = Annotated[int, _shown("No n-gram twice; 0: off.", metavar="N", group=_SAMPLING)]
+LogitBias = Annotated[
+    list[str] | None,
+    _option("Added to a logit; may be given again.", metavar="ID=BIAS", group=_SAMPLING),
+]
+Ban = Annotated[
+    list[int] | None,
+    _option("A token that may not come; may be given again.", metavar="ID", group=_SAMPLING),
+]
+MinTokens = Annotated[int, _shown("No end token before these.", metavar="N", group=_SAMPLING)]
+JsonSchema = Annotated[
+    Path | None,
+    _option("The text matches the JSON schema in FILE.", metavar="FILE", group=_SAMPLING),
+]
+Regex = Annotated[str | None, _option("The text matches REGEX.", metavar="REGEX", group=_SAMPLING)]
+Lark = Annotated[
+    Path | None, _option("The text follows the grammar in FILE.", metavar="FILE", group=_SAMPLING)
+]
+Logprobs = Annotated[
+    int,
+    _shown("With --json: alternatives listed for each token, 0 to 20.", metavar="N", group=_OUTPUT),
+]
 Stop = Annotated[
     list[str] | None,
     _option("End before this text; may be given again.", metavar="TEXT", group=_SAMPLING),

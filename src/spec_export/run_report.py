@@ -25,7 +25,17 @@ def run_rows(run: Run) -> Rows:
     if run.gamma:
         rows.append(("rounds", _rounds(stats)))
         rows.append(("acceptance", _acceptance(stats)))
+    if run.request.sampling.temperature:
+        rows.append(("sampling", _sampling(run)))
     return [*rows, ("speed", _speed(stats)), ("exactness", exactness(run))]
+
+
+def _sampling(run: Run) -> str:
+    from spec_export.runtime.sampling import remarks
+
+    sampling, manifest = run.request.sampling, run.opened.manifest
+    said = [f"temperature {sampling.temperature:g}, rule {sampling.rule}, seed {sampling.seed}"]
+    return "; ".join([*said, *remarks(sampling, manifest, run.opened.exactness)])
 
 
 def why_drafts_were_off(run: Run) -> str | None:
@@ -113,6 +123,9 @@ def to_object(run: Run) -> dict[str, Any]:
         "ttft_ms": stats.ttft_ms,
         "temperature": run.request.sampling.temperature,
         "seed": run.request.sampling.seed,
+        "rule": run.request.sampling.rule if run.request.sampling.temperature else None,
+        "logprobs": run.logprobs,
+        "top_logprobs": run.top,
         "fast_plain": run.request.fast_plain,
         "exactness": run.opened.exactness,
         "bundle_sha256": run.opened.bundle.sha256,

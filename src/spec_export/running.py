@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from spec_export.commands import complain
 from spec_export.console import Steps, Waiting, print_rows
@@ -25,6 +26,8 @@ class RunOptions:
     Attributes:
         prompt: text, or None to read stdin.
         chat: put the prompt into the checkpoint's chat template.
+        sampling: fields of `Sampling` by name.
+        grammar: kind and text of what the text has to match.
         threads: None: as many as the bundle was built with.
         compare: time it against plain decoding as well.
         show: `report`: text and report; `json`: one object; `quiet`: the text alone.
@@ -33,8 +36,8 @@ class RunOptions:
     prompt: str | None
     chat: bool = False
     max_tokens: int | None = None
-    temperature: float = 0.0
-    seed: int = 0
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    grammar: tuple[str, str] | None = None
     gamma: int | None = None
     fast_plain: bool = False
     stop: tuple[str, ...] = ()
@@ -54,6 +57,8 @@ class Run:
         gamma: drafts per round, as used.
         text: what was generated.
         ids: its tokens.
+        logprobs: of each, under the target's raw law.
+        top: of each, the most probable tokens and their logprobs, where asked for.
         finish: why it ended.
         stats: counts and times.
         comparison: with plain decoding, where it was asked for and the text was long enough.
@@ -65,6 +70,8 @@ class Run:
     gamma: int
     text: str = ""
     ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    top: list[list[tuple[int, float]]] = field(default_factory=list)
     finish: str = "length"
     stats: Stats | None = None
     comparison: DecodingComparison | None = None
@@ -125,6 +132,36 @@ def read_prompt(given: str | None) -> str:
     return text
 
 
+def parse_bias(given: list[str]) -> dict[int, float]:
+    """`ID=BIAS` as typed, by id."""
+    biases = {}
+    for pair in given:
+        token, _, bias = pair.partition("=")
+        try:
+            biases[int(token)] = float(bias)
+        except ValueError as error:
+            raise RequestError(f"--logit-bias {pair}: it is ID=BIAS, such as 42=-100") from error
+    return biases
+
+
+def read_grammar(
+    json_schema: Path | None, regex: str | None, lark: Path | None
+) -> tuple[str, str] | None:
+    """Kind and text of the grammar that was given, if one was."""
+    given: list[tuple[str, str]] = []
+    for kind, file in (("json_schema", json_schema), ("lark", lark)):
+        if file is not None:
+            try:
+                given.append((kind, file.read_text(encoding="utf-8")))
+            except (OSError, UnicodeDecodeError) as error:
+                raise RequestError(f"{file} cannot be read: {error}") from error
+    if regex is not None:
+        given.append(("regex", regex))
+    if len(given) > 1:
+        raise RequestError("--json-schema, --regex and --lark exclude each other; give one")
+    return given[0] if given else None
+
+
 def open_with_progress(path: Path, threads: int | None, *, quiet: bool) -> OpenedBundle:
     """Open a bundle; a terminal sees the files being verified."""
     from spec_export.runtime import open_runtime
@@ -135,12 +172,13 @@ def open_with_progress(path: Path, threads: int | None, *, quiet: bool) -> Opene
 
 def prepare(opened: OpenedBundle, prompt: str, options: RunOptions) -> Run:
     """Turn what was typed into a request that the bundle accepts."""
-    from spec_export.runtime import Request, Sampling
+    from spec_export.runtime import Grammar, Request, Sampling
     from spec_export.runtime.stream import effective_gamma
 
     request = Request(
         max_tokens=options.max_tokens,
-        sampling=Sampling(options.temperature, options.seed),
+        sampling=Sampling(**options.sampling),
+        grammar=None if options.grammar is None else Grammar(*options.grammar),  # type: ignore[arg-type]
         gamma=options.gamma,
         stop=options.stop,
         fast_plain=options.fast_plain,
@@ -164,6 +202,8 @@ def stream(run: Run, *, quiet: bool, to_stdout: bool = True) -> Session:
             waiting.stop()
             run.text += piece.text
             run.ids += piece.tokens
+            run.logprobs += piece.logprobs
+            run.top += piece.top
             run.stats, run.finish = piece.stats, piece.finish or run.finish
             if to_stdout:
                 _write(piece.text)

@@ -102,6 +102,11 @@ class FailingOnce:
                 raise EngineError("the device went away")
 
 
+def run_rounds(session: Session, count: int) -> None:
+    for _ in range(count):
+        session.round(session.gamma)
+
+
 @pytest.mark.parametrize("draft", ["pair", "ngram", "none"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("raises", [False, True])
@@ -124,12 +129,32 @@ def test_a_pass_that_breaks_is_reported_and_the_text_goes_on(
     bound = session._roles[role]
     session._roles[role] = replace(bound, call=FailingOnce(session, role, raises=raises))
     with pytest.raises(EngineError) as failure:
-        for _ in range(20):  # look-up may find nothing at first
-            session.round(gamma)
+        run_rounds(session, 20)  # look-up may find nothing at first
     assert isinstance(failure.value, NonFiniteError) != raises
     assert session.history[: len(before)] == before
     while len(session.history) < len(prompt) + 30:
         session.round(gamma)
+    assert session.history[len(prompt) :][:30] == clean.tokens[:30]
+
+
+def test_a_draft_that_fails_is_reported_and_the_text_goes_on(build_tiny, open_once):
+    """Midway through a round's drafts; the caches may hold anything past their lengths."""
+    opened = open_once(build_tiny("pair"))
+    prompt = opened.text.encode(TEXT)
+    clean = trace(Session(opened), prompt, 30, 4)
+    session = Session(opened)
+    session.prefill(prompt)
+    session.first()
+    session.round(4)
+    before, inner = list(session.history), session.draft._passes[2].call
+    failing = FailingOnce(session, "verify", raises=True)
+    session.draft._passes[2] = replace(session.draft._passes[2], call=failing)
+    with pytest.raises(EngineError, match="the device went away"):
+        session.round(4)
+    assert session.history == before
+    session.draft._passes[2] = replace(session.draft._passes[2], call=inner)
+    while len(session.history) < len(prompt) + 30:
+        session.round(4)
     assert session.history[len(prompt) :][:30] == clean.tokens[:30]
 
 

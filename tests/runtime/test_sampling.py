@@ -101,7 +101,7 @@ def drawn(
 
 
 @pytest.mark.parametrize(
-    ("draft", "n", "texts"), [("pair", 2, 2000), ("ngram", 2, 1200), ("none", 0, 1200)]
+    ("draft", "n", "texts"), [("pair", 2, 4000), ("ngram", 2, 2500), ("none", 0, 2500)]
 )
 def test_the_law_of_the_next_tokens_is_the_targets(draft, n, texts, build_tiny, open_once):
     """Up to three consecutive rounds, with refusals at every place."""

@@ -244,7 +244,7 @@ def test_a_request_that_cannot_be_served_is_refused(request_, message, tiny_bund
 def test_a_bundle_without_a_draft_takes_gamma_0_only(tiny_plain_bundle, open_once):
     opened = open_once(tiny_plain_bundle)
     assert decode(opened, [5], max_tokens=3, gamma=0, ignore_end=True).stats.plain_steps == 2
-    with pytest.raises(RequestError, match="built for gamma=0; use 0"):
+    with pytest.raises(RequestError, match="without a draft; use 0"):
         decode(opened, [5], gamma=1)
 
 

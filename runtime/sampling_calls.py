@@ -1,0 +1,410 @@
+"""The sampling graphs of one plan, bound to a session's buffers.
+
+Every call is bound once; a round writes noise, and what edits and masks read, and enqueues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spec_export.engines.backend import Buffer, Call, Device
+from spec_export.engines.graphs import TOP_LOGPROBS, WeighingKey, padded_vocabulary
+from spec_export.engines.passes import BoundRole
+from spec_export.runtime.buffers import RoundBuffers
+from spec_export.runtime.edits import TextEdits
+from spec_export.runtime.noise import Float32Array, Noise, PositionRaces, Stream, race_size
+from spec_export.runtime.opened import OpenedBundle
+from spec_export.runtime.sampling import Plan, Sampling
+
+
+class Constraint(Protocol):
+    """Which tokens a grammar lets follow; `grammar.GrammarState` is one."""
+
+    def fill(self, words: NDArray[np.int32]) -> None:
+        """Write the mask of the next token: bit i % 16 of word i // 16 for token i."""
+
+    def advance(self, token: int) -> bool:
+        """Take in a token; False, and nothing changed, when it is not allowed."""
+
+    def rollback(self, count: int) -> None:
+        """Take back the last tokens."""
+
+
+class Weighing:
+    """Graphs from logits to a distribution; the next one is run where one cannot tell.
+
+    Args:
+        device: where they run.
+        bind: binds the graph of a key; each is bound when first needed.
+        keys: the graphs in the order they are tried.
+        overflow: `[1]` int64, which all but the last write.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        bind: Callable[[WeighingKey], Call],
+        keys: Sequence[WeighingKey],
+        overflow: Buffer,
+    ) -> None:
+        self._device, self._bind, self._keys = device, bind, keys
+        self._calls = [bind(keys[0])]
+        self._overflow, self._found = overflow, np.zeros(1, np.int64)
+
+    def enqueue(self) -> None:
+        """Run until one graph has found its threshold."""
+        for i in range(len(self._keys)):
+            if i == len(self._calls):
+                self._calls.append(self._bind(self._keys[i]))
+            self._calls[i].enqueue()
+            if i + 1 == len(self._keys):
+                return
+            self._device.download(self._overflow, self._found)
+            if not self._found[0]:
+                return
+
+
+class Both:
+    """Two calls, one after the other."""
+
+    def __init__(self, first: Call, second: Call) -> None:
+        self._first, self._second = first, second
+
+    def enqueue(self) -> None:
+        """Run them."""
+        self._first.enqueue()
+        self._second.enqueue()
+
+
+class SamplingCalls:
+    """The calls of a plan.
+
+    Args:
+        opened: the bundle.
+        plan: which graphs.
+        buffers: what the round passes along.
+        roles: the target's roles, for their logits.
+        draft_logits: logits of the drafting model's passes, in order; empty without one.
+
+    Attributes:
+        plan: as given.
+        sample: draws a token without drafts, by the role that left its logits.
+        propose: draws the i-th draft.
+        accept: judges a round; None where nothing drafts.
+        list_logprobs: lists the most probable tokens, by role; empty unless the plan says so.
+    """
+
+    def __init__(
+        self,
+        opened: OpenedBundle,
+        plan: Plan,
+        buffers: RoundBuffers,
+        roles: Mapping[str, BoundRole],
+        draft_logits: Sequence[Buffer],
+    ) -> None:
+        self._opened, self._device, self._buffers = opened, opened.device, buffers
+        self.plan, gamma = plan, buffers.gamma
+        self._vocabulary = opened.manifest.models["target"].vocabulary
+        self._width = padded_vocabulary(self._vocabulary)
+        self._constraint: Constraint | None = None
+        self._noise: Noise | None = None
+        self._rows = gamma + 1
+        # Edits see drafts even where there are none.
+        self._drafts = buffers.drafts if gamma else self._new((1,), np.int64)
+        self._given: dict[str, Buffer] = {}
+        self._edits = self._make_edits() if plan.edits else None
+        self._make_values()
+        self._make_noise()
+        self._make_mask()
+        rows = (self._rows, self._width)
+        self._weights = self._new(rows, np.float32) if plan.chooses != "greedy" else None
+        self._q = self._new((max(gamma, 1), self._width), np.float32) if plan.proposes else None
+        self._overflow = self._new((1,), np.int64)
+        self.sample: dict[str, Call] = {
+            name: self._bind_sample(role) for name, role in roles.items() if name != "verify"
+        }
+        self.propose: list[Call] = [self._bind_propose(i, x) for i, x in enumerate(draft_logits)]
+        self.accept: Call | None = self._bind_accept(roles["verify"]) if "verify" in roles else None
+        self.list_logprobs = self._bind_lists(roles) if plan.lists_logprobs else {}
+
+    # --- a text -----------------------------------------------------------------------------------
+
+    def begin(self, sampling: Sampling, constraint: Constraint | None = None) -> None:
+        """Take over the values of a request; the text so far stays."""
+        self._constraint = constraint
+        assert sampling.seed is not None
+        if self.plan.chooses == "drawn":
+            self._noise = Noise(sampling.seed)
+            values = {
+                "temperature": sampling.temperature,
+                "top_k": sampling.top_k if sampling.top_k < self._vocabulary else 0,
+                "top_p": sampling.top_p,
+                "min_p": sampling.min_p,
+                "typical_p": sampling.typical_p,
+            }
+            for name, array in self._values.items():
+                array[0] = values[name]
+                self._device.upload(self._given[name], array)
+            if self._races is not None:
+                self._races.begin(self._noise)
+        if self._edits is not None:
+            self._edits.begin(sampling)
+        if self.plan.mask:
+            self._begin_mask(sampling)
+
+    def grow(self, tokens: Sequence[int], *, is_prompt: bool = False) -> None:
+        """The text grew by committed tokens."""
+        if self._edits is not None:
+            self._edits.grow(tokens, is_prompt=is_prompt)
+        if self._constraint is not None and not is_prompt:
+            for token in tokens:
+                self._constraint.advance(token)
+                self._followed += 1
+
+    def shrink(self, length: int, before: int) -> None:
+        """The text went back from `before` tokens to `length`."""
+        if self._edits is not None:
+            self._edits.shrink(length)
+        if self._constraint is not None:
+            taken_back = min(before - length, self._followed)
+            self._constraint.rollback(taken_back)
+            self._followed -= taken_back
+
+    # --- a round ----------------------------------------------------------------------------------
+
+    def draw_for_sample(self, committed: int) -> None:
+        """Noise and mask for one token without drafts."""
+        if self._constraint is not None:
+            self._fill_masks(0)
+        if self._races is not None:
+            self._races.fill(committed, 1)
+        elif self._noise is not None:
+            self._draw_race(committed, 0, Stream.SAMPLE)
+
+    def draw_for_propose(self, committed: int, i: int) -> None:
+        """Noise and mask for the i-th draft of the round that starts at `committed`."""
+        if self._constraint is not None:
+            self._fill_masks(i)
+        if self.plan.proposes != "drawn":
+            return
+        if self._races is not None:
+            self._races.fill(committed, i + 1)
+        elif self._noise is not None:
+            self._draw_race(committed, i, Stream.PROPOSE)
+
+    def draw_for_accept(self, committed: int, n_draft: int | None = None) -> None:
+        """Noise and masks for judging the round of `n_draft` drafts that starts at `committed`."""
+        if self._constraint is not None:
+            self._fill_masks(self._buffers.gamma if n_draft is None else n_draft)
+        if self._races is not None:
+            self._races.fill(committed, self._rows)
+        elif self._noise is not None:
+            self._noise.uniform(self._uniform, committed, 0, stream=Stream.ACCEPT)
+            self._device.upload(self._uniform_buffer, self._uniform)
+            self._draw_race(committed, 0, Stream.RESIDUAL)
+
+    def top_logprobs(self, role: str, rows: int, count: int) -> list[list[tuple[int, float]]]:
+        """The `count` most probable tokens of the first rows that the last pass of a role left."""
+        self.list_logprobs[role].enqueue()
+        self._device.download(self._top_ids, self._top_ids_host)
+        self._device.download(self._top_values, self._top_values_host)
+        ids, values = self._top_ids_host[:rows, :count], self._top_values_host[:rows, :count]
+        return [
+            list(zip(a, b, strict=True)) for a, b in zip(ids.tolist(), values.tolist(), strict=True)
+        ]
+
+    def _draw_race(self, committed: int, row: int, stream: Stream) -> None:
+        assert self._noise is not None
+        self._noise.exponential(self._race, committed, row, stream=stream)
+        self._device.upload(self._race_buffer, self._race)
+
+    # --- masks ------------------------------------------------------------------------------------
+
+    def _make_mask(self) -> None:
+        if not self.plan.mask:
+            return
+        self._allowed_buffer = self._new((self._rows, self._width // 8), np.uint8)
+        self._allowed = np.zeros((self._rows, self._width // 8), np.uint8)
+        self._may_come = np.zeros(self._width // 8, np.uint8)
+        self._words = np.zeros(self._width // 16, np.int32)
+        self._drafts_host = np.zeros(self._drafts.shape, np.int64)
+        self._followed = 0  # tokens that the constraint has taken in
+
+    def _begin_mask(self, sampling: Sampling) -> None:
+        """What the request allows, in every row."""
+        bits = np.zeros(self._width, np.bool_)
+        if sampling.allowed_tokens is None:
+            bits[: self._vocabulary] = True
+        else:
+            bits[list(sampling.allowed_tokens)] = True
+        bits[list(sampling.banned_tokens)] = False
+        np.copyto(self._may_come, np.packbits(bits, bitorder="little"))
+        self._allowed[:] = self._may_come
+        self._device.upload(self._allowed_buffer, self._allowed)
+        self._followed = 0
+
+    def _fill_masks(self, n_draft: int) -> None:
+        """Masks of the rows up to that of `n_draft` drafts, which are on the device.
+
+        A draft that is not allowed has no weight in its row, and no row after it counts.
+        """
+        constraint, taken = self._constraint, 0
+        assert constraint is not None
+        if n_draft:
+            self._device.download(self._drafts, self._drafts_host)
+        for row in range(n_draft + 1):
+            constraint.fill(self._words)
+            halves = self._allowed[row].view(np.uint16)
+            np.copyto(halves, self._words, casting="unsafe")
+            np.bitwise_and(self._allowed[row], self._may_come, out=self._allowed[row])
+            if row == n_draft or not constraint.advance(int(self._drafts_host[row])):
+                break
+            taken += 1
+        constraint.rollback(taken)
+        self._device.upload(self._allowed_buffer, self._allowed)
+
+    # --- binding ----------------------------------------------------------------------------------
+
+    def _new(self, shape: tuple[int, ...], dtype: type[np.generic]) -> Buffer:
+        return self._device.allocate(shape, dtype)
+
+    def _make_edits(self) -> TextEdits:
+        manifest = self._opened.manifest
+        ends = manifest.text.end_ids
+        return TextEdits(self._device, manifest.capacity, self._vocabulary, ends)
+
+    def _make_values(self) -> None:
+        self._values: dict[str, NDArray[np.float32] | NDArray[np.int64]] = {}
+        if self.plan.chooses != "drawn":
+            return
+        self._values["temperature"] = np.zeros(1, np.float32)
+        if self.plan.filters != ("none",):
+            self._values |= {name: np.zeros(1, np.float32) for name in ("top_p", "min_p")}
+            self._values |= {"typical_p": np.zeros(1, np.float32), "top_k": np.zeros(1, np.int64)}
+        for name, array in self._values.items():
+            self._given[name] = self._new((1,), array.dtype.type)
+
+    def _make_noise(self) -> None:
+        self._races: PositionRaces | None = None
+        if self.plan.chooses != "drawn":
+            return
+        size = race_size(self._vocabulary)
+        if self.plan.is_positional:
+            self._race_buffer = self._new((self._rows, size), np.float32)
+            self._races = PositionRaces(self._device, self._race_buffer)
+        else:
+            self._race_buffer = self._new((1, size), np.float32)
+            self._race: Float32Array = np.zeros((1, size), np.float32)
+            self._uniform: Float32Array = np.zeros(self._rows - 1, np.float32)
+            self._uniform_buffer = self._new((self._rows - 1,), np.float32)
+
+    def _weigh(
+        self, keys: Sequence[WeighingKey], logits: Buffer, row: int, out: Buffer
+    ) -> Weighing | None:
+        """The graphs from `logits [1, R, V]`, the rows from `row` on of a round, to `out`."""
+        rows, sampling = logits.shape[1], self._opened.sampling
+        if not keys:
+            return None
+        bound = {"logits": logits, "p": out, "scores": out, "overflow": self._overflow}
+        if self._edits is not None:
+            first = self._new((1,), np.int64)
+            self._device.upload(first, np.array([row], np.int64))
+            bound |= self._edits.buffers | {"draft_tokens": self._drafts, "row0": first}
+        if self.plan.mask:
+            bound["allowed"] = self._allowed_buffer.part(row, row + rows)
+
+        def bind(key: WeighingKey) -> Call:
+            return sampling[f"{key.name}.{rows}"].bind("run", self._given | bound)
+
+        return Weighing(self._device, bind, keys, self._overflow)
+
+    def _bind_sample(self, role: BoundRole) -> Call:
+        plan, logits = self.plan, _first_row(role.buffers["logits"])
+        bound = {
+            "logits": logits,
+            "tokens": self._buffers.tokens.part(0, 1),
+            "logprob": self._buffers.logprob.part(0, 1),
+        }
+        weighing = None
+        if self._weights is not None:
+            weights = self._weights.part(0, 1)
+            weighing = self._weigh(plan.weighing(plan.chooses, "target"), logits, 0, weights)
+            bound |= {"p": weights, "scores": weights} | self._race_of(0)
+        return _after(weighing, self._opened.sampling[f"sample_{plan.chooses}"].bind("run", bound))
+
+    def _bind_propose(self, i: int, logits: Buffer) -> Call:
+        plan, token = self.plan, self._buffers.drafts.part(i, i + 1)
+        assert self._q is not None and plan.proposes is not None
+        q = self._q.part(i, i + 1)
+        same = self._opened.manifest.models["draft"].vocabulary == self._vocabulary
+        keys = plan.weighing(plan.proposes, "target" if same else "draft")
+        weighing = self._weigh(keys, logits, i, q)
+        bound = {"logits": logits, "p": q, "scores": q, "token": token}
+        bound |= self._race_of(i) if plan.proposes == "drawn" else {}
+        engine = self._opened.sampling[f"propose_{plan.proposes}"]
+        return _after(weighing, engine.bind("run", bound))
+
+    def _bind_accept(self, verify: BoundRole) -> Call:
+        buffers, next_head, gamma = self._buffers, self._buffers.next, self._buffers.gamma
+        plan, logits = self.plan, verify.buffers["logits"]
+        bound = {
+            "logits": logits,
+            "draft_tokens": buffers.drafts,
+            "n_draft": buffers.n_draft,
+            "last_id": buffers.last,
+            "kv_len": buffers.kv_len,
+            "tokens": buffers.tokens,
+            "n_accepted": buffers.n_accepted,
+            "logprob": buffers.logprob,
+            "next_kv_len": next_head.part(0, 1),
+            "next_draft_kv_len": next_head.part(1, 1 + gamma),
+            "next_ids": next_head.part(1 + gamma, 3 + gamma),
+        }
+        weighing = None
+        if self._weights is not None:
+            keys = plan.weighing(plan.chooses, "target")
+            weighing = self._weigh(keys, logits, 0, self._weights)
+            bound |= {"p": self._weights, "scores": self._weights}
+        if plan.chooses == "drawn":
+            bound["race"] = self._race_buffer
+            bound |= {} if plan.is_positional else {"uniform": self._uniform_buffer}
+        if self._q is not None:
+            bound["q"] = self._q
+        return _after(weighing, self._opened.sampling[f"accept_{plan.accept}"].bind("run", bound))
+
+    def _bind_lists(self, roles: Mapping[str, BoundRole]) -> dict[str, Call]:
+        shape = (self._rows, TOP_LOGPROBS)
+        self._top_ids, self._top_values = self._new(shape, np.int64), self._new(shape, np.float32)
+        self._top_ids_host, self._top_values_host = np.zeros(shape, np.int64), np.zeros(shape, "f4")
+        calls = {}
+        for name, role in roles.items():
+            logits = role.buffers["logits"]
+            logits = logits if name == "verify" else _first_row(logits)
+            rows = logits.shape[1]
+            bound = {
+                "logits": logits,
+                "ids": self._top_ids.part(0, rows),
+                "values": self._top_values.part(0, rows),
+            }
+            calls[name] = self._opened.sampling[f"top_logprobs.{rows}"].bind("run", bound)
+        return calls
+
+    def _race_of(self, row: int) -> dict[str, Buffer]:
+        if self.plan.chooses != "drawn":
+            return {}
+        row = row if self.plan.is_positional else 0
+        return {"race": self._race_buffer.part(row, row + 1)}
+
+
+def _after(weighing: Weighing | None, call: Call) -> Call:
+    return call if weighing is None else Both(weighing, call)
+
+
+def _first_row(logits: Buffer) -> Buffer:
+    """`[1, R, V]` as `[1, 1, V]`: the row a token without drafts is drawn from."""
+    _, rows, width = logits.shape
+    return logits.shaped(rows, width).part(0, 1).shaped(1, 1, width)

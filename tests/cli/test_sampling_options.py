@@ -1,0 +1,62 @@
+"""Options of `run` that shape the draw, and `check --law`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+
+def test_every_sampling_option_reaches_the_draw(cli, tiny_bundle):
+    """Report 36 (Edge-LLM 211): options were silently dropped."""
+    called = cli(
+        "run", tiny_bundle, "--prompt", "And the king", "--max-tokens", 12, "--json",
+        "--temperature", 0.8, "--seed", 5, "--rule", "block", "--draft-sampling", "probabilistic",
+        "--top-k", 50, "--top-p", 0.9, "--min-p", 0.01, "--repetition-penalty", 1.1,
+        "--presence-penalty", 0.1, "--frequency-penalty", 0.1, "--no-repeat-ngram", 4,
+        "--logit-bias", "17=-100", "--ban", 18, "--min-tokens", 2, "--logprobs", 3,
+    )  # fmt: skip
+    assert called.code == 0, called
+    found = json.loads(called.out)
+    assert (found["seed"], found["rule"]) == (5, "block")
+    assert not {17, 18} & set(found["token_ids"])
+    assert len(found["logprobs"]) == len(found["top_logprobs"]) == len(found["token_ids"])
+    assert all(len(row) == 3 for row in found["top_logprobs"])
+
+
+def test_a_seed_that_was_drawn_is_reported_and_gives_the_text_again(cli, tiny_bundle):
+    run = ("run", tiny_bundle, "--prompt", "And the king", "--max-tokens", 12, "--json")
+    first = json.loads(cli(*run, "--temperature", 1, "--rule", "reject").out)
+    options = ("--temperature", 1, "--rule", "reject", "--seed", first["seed"])
+    assert json.loads(cli(*run, *options).out)["token_ids"] == first["token_ids"]
+
+
+def test_regex(cli, tiny_bundle):
+    called = cli(
+        "run", tiny_bundle, "--prompt", "And", "--regex", "[a-z]{4}", "--max-tokens", 8, "-q"
+    )
+    assert called.code == 0
+    assert len(called.out.strip()) <= 4
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--top-p", "2"), "top_p"),
+        (("--temperature", "-1"), "temperature"),
+        (("--seed", "-1"), "seed"),
+        (("--logit-bias", "x=1"), "ID=BIAS"),
+        (("--logit-bias", "99999=1"), "99999"),
+        (("--regex", "("), "regex"),
+        (("--regex", "a", "--json-schema", "absent.json"), "absent.json"),
+    ],
+)
+def test_a_bad_value_is_one_line(options, said, cli, tiny_bundle):
+    message = cli("run", tiny_bundle, "--prompt", "And", *options).refused()
+    assert said in message
+
+
+def test_law(cli, tiny_bundle):
+    found = json.loads(cli("check", tiny_bundle, "--law", "--json").out)
+    assert [result["rule"] for result in found["law"]] == ["reject", "block", "invariant"]
+    assert all(result["holds"] for result in found["law"])

@@ -1,0 +1,200 @@
+"""A directory is written as a whole or not at all, and a full disk is one clear sentence."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from spec_export.engines.atomic import check_replaceable, new_directory
+from spec_export.engines.build import BuildOptions, build_bundle
+from spec_export.engines.bundle import open_bundle
+from spec_export.engines.errors import BuildError, StorageError
+from spec_export.engines.ort import OrtBackend
+from tests.tiny_models import TINY
+
+MARKER = "marker.json"
+
+
+def make(destination: Path, content: str = "new") -> None:
+    with new_directory(destination, MARKER) as work:
+        (work / MARKER).write_text(content)
+        (work / "sub").mkdir()
+        (work / "sub" / "file").write_text(content)
+
+
+def tree(folder: Path) -> dict[str, str | None]:
+    """Everything below a folder, hidden files too."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_text() if path.is_file() else None
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def test_a_directory_appears_whole(tmp_path):
+    make(tmp_path / "deep" / "out")
+    assert tree(tmp_path / "deep" / "out") == {MARKER: "new", "sub": None, "sub/file": "new"}
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["out"]
+
+
+def test_one_of_the_same_kind_is_replaced_whole(tmp_path):
+    make(tmp_path / "out", "old")
+    (tmp_path / "out" / "more").write_text("of the old one")
+    make(tmp_path / "out", "new")
+    assert tree(tmp_path) == {
+        "out": None,
+        f"out/{MARKER}": "new",
+        "out/sub": None,
+        "out/sub/file": "new",
+    }
+
+
+@pytest.mark.parametrize("error", [KeyError, KeyboardInterrupt, SystemExit, BuildError])
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_failure_leaves_what_was_there(tmp_path, error, exists):
+    if exists:
+        make(tmp_path / "out", "old")
+    before = tree(tmp_path)
+
+    def failing() -> None:
+        with new_directory(tmp_path / "out", MARKER) as work:
+            (work / MARKER).write_text("half")
+            raise error("stopped")
+
+    with pytest.raises(error):
+        failing()
+    assert tree(tmp_path) == before
+
+
+def test_what_is_not_ours_is_not_replaced(tmp_path):
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "thesis.tex").write_text("years of work")
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "link").symlink_to(foreign)
+    (tmp_path / "dangling").symlink_to(tmp_path / "nothing")
+    before = tree(tmp_path)
+    for name in ("foreign", "file", "link", "dangling"):
+        with pytest.raises(StorageError, match="choose another -o"):
+            make(tmp_path / name)
+    assert tree(tmp_path) == before
+    (tmp_path / "empty").mkdir()
+    make(tmp_path / "empty")
+
+
+def test_a_name_the_file_system_refuses_is_one_sentence(tmp_path):
+    with pytest.raises(StorageError, match="could not be written: File name too long"):
+        check_replaceable(tmp_path / ("x" * 300), MARKER)
+
+
+def test_a_parent_that_is_a_file_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="Not a directory"):
+        make(tmp_path / "file" / "out")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_named(tmp_path, number):
+    def full() -> None:
+        with new_directory(tmp_path / "out", MARKER):
+            raise OSError(number, os.strerror(number))
+
+    with pytest.raises(StorageError, match="the disk is full: .*out was not written; free space"):
+        full()
+
+
+def test_a_rename_that_fails_puts_the_old_one_back(tmp_path, monkeypatch):
+    make(tmp_path / "out", "old")
+    before = tree(tmp_path)
+    rename = Path.rename
+
+    def failing(self, target):
+        if self.name.endswith(".partial"):
+            raise OSError(errno.EIO, "the cable was pulled")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", failing)
+    with pytest.raises(StorageError, match="the cable was pulled"):
+        make(tmp_path / "out", "new")
+    assert tree(tmp_path) == before
+
+
+# --- a build and an export -----------------------------------------------------------------------
+
+OPTIONS = BuildOptions(gamma=1, max_len=16, chunk=8)
+
+
+def steps_of(exported: Path, out: Path) -> list[str]:
+    """The steps of a build, as its progress names them."""
+    names: list[str] = []
+    build_bundle(exported, out, OrtBackend(), OPTIONS, progress=lambda name, *_: names.append(name))
+    return list(dict.fromkeys(names))
+
+
+def test_a_build_interrupted_at_any_step_leaves_the_old_bundle(tiny_exported, tmp_path):
+    exported, out = tiny_exported("ngram"), tmp_path / "bundle"
+    steps = steps_of(exported, out)
+    assert len(steps) > 3
+    before = open_bundle(out).sha256
+
+    def stop_at(step: str):
+        def progress(name: str, *_: int) -> None:
+            if name == step:
+                raise KeyboardInterrupt
+
+        return progress
+
+    for step in [step for step in steps if not step.startswith("verifying")]:
+        with pytest.raises(KeyboardInterrupt):
+            build_bundle(exported, out, OrtBackend(), OPTIONS, progress=stop_at(step))
+        assert open_bundle(out).sha256 == before
+        assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+
+
+@pytest.mark.parametrize("call", ["copyfile", "copytree"])
+def test_a_disk_that_fills_during_a_build_leaves_nothing(
+    call, tiny_exported, tmp_path, monkeypatch
+):
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shutil, call, full)
+    with pytest.raises(StorageError, match="the disk is full"):
+        build_bundle(tiny_exported("ngram"), tmp_path / "bundle", OrtBackend(), OPTIONS)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def small_disk(tmp_path) -> Iterator[Path]:
+    """A file system of 1 MiB; the tiny target has 6."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
+    try:
+        mounted = subprocess.run(command, capture_output=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("there is no mount here")
+    if mounted.returncode:
+        pytest.skip("a file system may not be mounted here")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_build_onto_a_full_disk(tiny_exported, small_disk):
+    with pytest.raises(StorageError, match="the disk is full"):
+        build_bundle(tiny_exported("ngram"), small_disk / "bundle", OrtBackend(), OPTIONS)
+    assert not list(small_disk.iterdir())
+
+
+def test_an_export_onto_a_full_disk(small_disk):
+    pytest.importorskip("torch")
+    from spec_export.export.exporter import export_pair
+
+    with pytest.raises(StorageError, match="the disk is full"):
+        export_pair(str(TINY / "target"), "none", small_disk / "exported")
+    assert not list(small_disk.iterdir())
