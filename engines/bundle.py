@@ -177,7 +177,9 @@ def _check_file(root: Path, relative: str, spec: FileSpec) -> None:
     try:
         is_link, is_file = any(place.is_symlink() for place in (file, *places)), file.is_file()
     except OSError as error:
-        raise IntegrityError(f"{root}: the manifest lists a file that cannot be: {error}") from error
+        raise IntegrityError(
+            f"{root}: the manifest lists a file that cannot be: {error}"
+        ) from error
     if is_link:
         raise IntegrityError(f"{file} is a symbolic link; a bundle holds plain files only")
     if not is_file:

@@ -85,7 +85,9 @@ def rounded_capacity(max_len: int, chunk: int, gamma: int) -> int:
 def _check_models(
     models: dict[str, ModelSpec], method: str, capacity: Dim, widths: dict[str, int], origin: str
 ) -> None:
-    wanted = {"target": TARGET_ROLES} | ({"draft": DRAFT_ROLES} if method == "model" else {})
+    wanted: dict[str, tuple[RoleSpec, ...]] = {"target": TARGET_ROLES}
+    if method == "model":
+        wanted["draft"] = DRAFT_ROLES
     _equal("models", sorted(models), sorted(wanted), origin)
     for name, roles in wanted.items():
         if widths and method == "none":

@@ -208,8 +208,8 @@ NGRAM_LIMIT = 8
 BIAS_SLOTS, END_SLOTS = 64, 8
 TOP_LOGPROBS = 20
 
-Filters = Literal["none", "top", "nucleus", "any", "typical"]
-FILTERS: tuple[Filters, ...] = ("none", "top", "nucleus", "any", "typical")
+Filters = Literal["top", "nucleus", "any", "typical"]
+FILTERS: tuple[Filters, ...] = ("top", "nucleus", "any", "typical")
 
 
 def padded_vocabulary(vocabulary: int) -> int:
@@ -234,29 +234,27 @@ def race_size(vocabulary: int) -> int:
 class WeighingKey:
     """Names a graph that turns raw logits into what a token is chosen from.
 
-    What is off is not in the graph. The values of what is on are inputs.
+    What is off is not in the graph. The values of what is on are inputs. Filters follow, in graphs
+    of their own: `filter_top` and the others of `FILTERS`.
 
     Attributes:
         model: whose logits; the draft's own graphs exist where its vocabulary has another size.
         is_drawn: the outcome is the distribution `p`; otherwise (temperature 0) edited logits.
         edits: penalties, no-repeat n-gram, logit bias and the first allowed end token.
         mask: a bit mask of allowed tokens for each row.
-        filters: how the filters' threshold is found; `none` without filters.
     """
 
     model: Literal["target", "draft"] = "target"
     is_drawn: bool = True
     edits: bool = False
     mask: bool = False
-    filters: Filters = "none"
 
     @property
     def name(self) -> str:
-        """Such as `distribution+edits+top` or `draft_scores+mask`."""
+        """Such as `distribution+edits` or `draft_scores+mask`."""
         stem = "distribution" if self.is_drawn else "scores"
         on = [stem if self.model == "target" else f"{self.model}_{stem}"]
-        on += ["edits"] * self.edits + ["mask"] * self.mask
-        return "+".join([*on, self.filters] if self.filters != "none" else on)
+        return "+".join(on + ["edits"] * self.edits + ["mask"] * self.mask)
 
 
 def weighing_keys(model: Literal["target", "draft"]) -> tuple[WeighingKey, ...]:
@@ -264,5 +262,5 @@ def weighing_keys(model: Literal["target", "draft"]) -> tuple[WeighingKey, ...]:
     changes = [(edits, mask) for edits in (False, True) for mask in (False, True)]
     return (
         *(WeighingKey(model, False, *change) for change in changes if any(change)),
-        *(WeighingKey(model, True, *change, filters) for change in changes for filters in FILTERS),
+        *(WeighingKey(model, True, *change) for change in changes),
     )

@@ -8,6 +8,7 @@ that names the place. Understands `str`, `int`, `float`, `bool`, `None`, `list[X
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import types
@@ -111,9 +112,14 @@ def _read(value: Any, kind: Any, place: str) -> Any:
     return _expect(value, type(None) if kind is None else kind, place)
 
 
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
 def _read_dataclass(value: Any, kind: Any, place: str) -> Any:
     items = _expect(value, dict, place)
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     names = [field.name for field in dataclasses.fields(kind)]
     unknown, missing = sorted(set(items) - set(names)), sorted(set(names) - set(items))
     if unknown:

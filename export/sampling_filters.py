@@ -32,7 +32,15 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from spec_export.engines.graphs import LISTED, Filters, padded_vocabulary
-from spec_export.export.sampling_ops import F32, I64, Ops, Signature, Values, number
+from spec_export.export.sampling_ops import (
+    F32,
+    I64,
+    Ops,
+    Signature,
+    Values,
+    make_model,
+    number,
+)
 
 UNIT, SHARE = 50, 24  # bits of a mass and of top-p
 WHOLE = 1 << UNIT
@@ -52,32 +60,39 @@ class _Cut:
     is_outside: ir.Value | None = None  # bool: it may be wrong, it lies beyond the list
 
 
-def filter_inputs(filters: Filters) -> Signature:
-    """`top_k` (0: off), `top_p` (1: off), `min_p` (0: off) and `typical_p` (1: off), each `[1]`."""
-    if filters == "none":
-        return {}
-    inputs: Signature = {"top_p": (F32, (1,)), "min_p": (F32, (1,))}
-    if filters != "nucleus":
-        inputs["top_k"] = (I64, (1,))
-    if filters == "typical":
-        inputs["typical_p"] = (F32, (1,))
-    return inputs
+def filter_graph(filters: Filters, vocabulary: int) -> ir.Model:
+    """Make a graph that leaves of each distribution what the filters keep.
 
+    Inputs: `p [R, V64]`; `top_p [1]` (1: off) and `min_p [1]` (0: off) float32; but for `nucleus`
+    `top_k [1]` int64 (0: off); for `typical` `typical_p [1]` float32 (1: off). Outputs: `kept
+    [R, V64]`; of `top` and `nucleus` `overflow [1]` int64, which is 1 where a threshold was not
+    found: then what is kept is not to be used.
 
-def filtered(op: Ops, p: ir.Value, given: Values, filters: Filters, V: int) -> Values:
-    """`p [R, V64]` with only what the filters keep, and for listing ones `overflow [1]`."""
-    if filters == "none":
-        return {"p": p}
+    Args:
+        filters: how the threshold is found; `top` where top-k is off or below 256.
+        vocabulary: V.
+    """
+    rows = ("R", padded_vocabulary(vocabulary))
+    inputs: Signature = {"p": (F32, rows), "top_p": (F32, (1,)), "min_p": (F32, (1,))}
+    inputs |= {"top_k": (I64, (1,))} if filters != "nucleus" else {}
+    inputs |= {"typical_p": (F32, (1,))} if filters == "typical" else {}
+    outputs: Signature = {"kept": (F32, rows)}
+    outputs |= {"overflow": (I64, (1,))} if filters in ("top", "nucleus") else {}
     find = {"top": _cut_of_top, "nucleus": _cut_of_nucleus}.get(filters, _cut_by_bisection)
-    cut = find(op, p, given, V)
-    kept = op.Mul(p, number(op, op.GreaterOrEqual(p, cut.threshold)))
-    made = {"p": op.Div(kept, _as_float(op, cut.mass))}
-    if filters == "typical":
-        made["p"] = _typical(op, made["p"], given)
-    if cut.is_outside is not None:
-        made["overflow"] = op.ReduceMax(op.Cast(cut.is_outside, to=I64), [0, 1], keepdims=0)
-        made["overflow"] = op.Unsqueeze(made["overflow"], [0])
-    return made
+
+    def body(op: Ops, given: Values) -> Values:
+        p = given["p"]
+        cut = find(op, p, given, vocabulary)
+        kept = op.Mul(p, number(op, op.GreaterOrEqual(p, cut.threshold)))
+        made = {"kept": op.Div(kept, _as_float(op, cut.mass))}
+        if filters == "typical":
+            made["kept"] = _typical(op, made["kept"], given)
+        if cut.is_outside is not None:
+            is_outside = op.Cast(cut.is_outside, to=I64)  # [R, 1]
+            made["overflow"] = op.ReduceMax(is_outside, [0], keepdims=0)  # [1]
+        return made
+
+    return make_model(f"filter_{filters}", inputs, outputs, body)
 
 
 def _cut_of_top(op: Ops, p: ir.Value, given: Values, V: int) -> _Cut:

@@ -4,11 +4,12 @@ Knows two vocabulary sizes. Does not know gamma, a model, an engine or where noi
 `sampling_graphs` makes what `export` writes beside the models; `build` pins the symbolic
 dimensions `G` (drafts), `M` = G + 1 (verified rows), `R` (rows of one pass) and `C` (capacity).
 
-A token is chosen in two steps, each a graph, so that what is off costs nothing and the number of
-graphs is a sum and not a product:
+A token is chosen in steps, each a graph, so that what is off costs nothing and the number of graphs
+is a sum and not a product:
 
 1. *Weighing* turns raw logits into what is chosen from, for the target and for the draft alike:
-   `distribution`, or `scores` at temperature 0, with the groups of changes that are on.
+   `distribution`, or `scores` at temperature 0, with the groups of changes that are on; then
+   `filter_*`, where there are filters.
 2. *Choosing*: `accept_*` judges a round's drafts, `sample_*` draws a token without drafts and
    `propose_*` a draft. At temperature 0 without changes they read the raw logits themselves.
 
@@ -24,6 +25,7 @@ import math
 import onnx_ir as ir
 
 from spec_export.engines.graphs import (
+    FILTERS,
     TOP_LOGPROBS,
     WeighingKey,
     padded_vocabulary,
@@ -31,7 +33,7 @@ from spec_export.engines.graphs import (
     weighing_keys,
 )
 from spec_export.export.sampling_edits import edit, edit_inputs, mask, mask_inputs
-from spec_export.export.sampling_filters import filter_inputs, filtered
+from spec_export.export.sampling_filters import filter_graph
 from spec_export.export.sampling_ops import (
     F32,
     I64,
@@ -62,7 +64,7 @@ def sampling_graphs(
 
     Returns:
         Models by name: those of `weighing_keys`, also for a draft whose vocabulary has another
-        size; `accept_{greedy,edited,one_hot,dense,block,invariant}`,
+        size; `filter_{top,nucleus,any,typical}`; `accept_{greedy,edited,one_hot,dense,block,invariant}`,
         `sample_{greedy,edited,drawn}`, with a drafting model `propose_{greedy,edited,drawn}`;
         `top_logprobs`.
     """
@@ -70,6 +72,7 @@ def sampling_graphs(
     graphs = {key.name: weighing_graph(key, V, V) for key in weighing_keys("target")}
     if Vd is not None and Vd != V:
         graphs |= {key.name: weighing_graph(key, V, Vd) for key in weighing_keys("draft")}
+    graphs |= {f"filter_{filters}": filter_graph(filters, V) for filters in FILTERS}
     graphs["accept_edited"] = accept_graph("greedy", V, is_edited=True)
     graphs |= {f"accept_{rule}": accept_graph(rule, V) for rule in JUDGES}
     for name in ("greedy", "edited", "drawn"):
@@ -88,10 +91,9 @@ def weighing_graph(key: WeighingKey, vocabulary: int, width: int) -> ir.Model:
     Logits beyond V are cut and missing ones count as -inf, before the softmax: an id that the
     target does not have has no weight, and a distribution sums to one.
 
-    Inputs: `logits [1, R, width]` and, by group, those of `edit_inputs`, `mask_inputs` and
-    `filter_inputs`; for a distribution `temperature [1]`, above 0. Outputs: `scores [R, V64]`, the
-    edited logits, or `p [R, V64]`, all zero where nothing may come; `overflow [1]` int64 where the
-    filter may fail to find its threshold (then it is 1, and the result is not to be used).
+    Inputs: `logits [1, R, width]` and, by group, those of `edit_inputs` and `mask_inputs`; for a
+    distribution `temperature [1]`, above 0. Output: `scores [R, V64]`, the edited logits, or
+    `p [R, V64]`, without weight where nothing may come.
 
     Args:
         key: what is on.
@@ -104,10 +106,8 @@ def weighing_graph(key: WeighingKey, vocabulary: int, width: int) -> ir.Model:
     inputs |= mask_inputs(V) if key.mask else {}
     outputs: Signature = {"scores": (F32, ("R", V64))}
     if key.is_drawn:
-        inputs |= {"temperature": (F32, (1,))} | filter_inputs(key.filters)
+        inputs["temperature"] = (F32, (1,))
         outputs = {"p": (F32, ("R", V64))}
-    if key.filters in ("top", "nucleus"):
-        outputs["overflow"] = (I64, (1,))
 
     def body(op: Ops, given: Values) -> Values:
         scores = rows_of(op, given["logits"], V, width)  # [R, V64]
@@ -119,7 +119,7 @@ def weighing_graph(key: WeighingKey, vocabulary: int, width: int) -> ir.Model:
         if key.edits or key.mask:  # softmax kernels differ where every token is forbidden
             best = op.ReduceMax(scores, [1])  # [R, 1]
             p = op.Mul(p, number(op, op.Greater(best, -math.inf)))
-        return filtered(op, p, given, key.filters, V)
+        return {"p": p}
 
     return make_model(key.name, inputs, outputs, body)
 

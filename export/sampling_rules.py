@@ -111,19 +111,20 @@ def judge_block(op: Ops, given: Values, rows: Rows, p: ir.Value, V: int) -> Verd
     last 0, 1, .. i drafts. Z_i is the mass of max(P_i p - q, 0) in row i. The round keeps the
     *longest* prefix i with u_i < h_i, h_i = Z_i / (Z_i + 1 - P_i), and h = P at the last draft.
 
-    The last draft is the one before the first that cannot be judged, so a q that breaks down cuts
-    the round where it is known to, before its token was drawn.
+    The last draft is the one before the first that cannot be judged: where q breaks down or p has
+    nothing left, the round is cut, which is known before that row's token was drawn.
 
     Source: arXiv 2403.10444, Algorithm 2.
     """
     draft, judged = _judged(op, rows, V)
-    q_draft = _at_drafts(op, given["q"], draft)  # [G]
-    drafts = op.And(_without_last(op, judged), op.Greater(q_draft, 0.0))  # false for NaN
+    p_rows, q_draft = _without_last(op, p), _at_drafts(op, given["q"], draft)  # [G, V64], [G]
+    has_mass = op.Greater(op.ReduceMax(p_rows, [1], keepdims=0), 0.0)  # false for NaN, as below
+    drafts = op.And(_without_last(op, judged), op.And(has_mass, op.Greater(q_draft, 0.0)))
     n_draft = first(op, op.Not(op.Concat(drafts, [False], axis=0)))  # [1]
     ratio = op.Div(_without_last(op, at(op, p, draft)), q_draft)  # [G]
     P = _prefix_weights(op, rows, op.Where(drafts, ratio, 0.0))  # [M]
 
-    more = op.Relu(op.Sub(op.Mul(_without_last(op, p), column(op, _without_last(op, P))), given["q"]))
+    more = op.Relu(op.Sub(op.Mul(p_rows, column(op, _without_last(op, P))), given["q"]))
     Z = op.Concat(op.ReduceSum(more, [1], keepdims=0), [0.0], axis=0)  # [M]
     h = op.Where(op.Less(P, 1.0), op.Div(Z, op.Sub(op.Add(Z, 1.0), P)), 1.0)
     h = op.Where(op.Less(rows.index, n_draft), h, P)

@@ -129,7 +129,8 @@ class Plan:
         proposes: how a drafting model's tokens are chosen; None where no model drafts.
         edits: whether logits are edited.
         mask: whether rows have a mask.
-        filters: the filters' graphs in the order they are tried; the last one always serves.
+        filters: the filters' graphs in the order they are tried; the last one always serves. Empty
+            without filters.
         lists_logprobs: whether the most probable tokens are reported.
     """
 
@@ -138,7 +139,7 @@ class Plan:
     proposes: Choice | None = None
     edits: bool = False
     mask: bool = False
-    filters: tuple[Filters, ...] = ("none",)
+    filters: tuple[Filters, ...] = ()
     lists_logprobs: bool = False
 
     @property
@@ -146,14 +147,11 @@ class Plan:
         """Whether noise belongs to positions of the text."""
         return self.accept == "invariant"
 
-    def weighing(self, chooses: Choice | None, model: str) -> tuple[WeighingKey, ...]:
-        """Graphs between raw logits and a choice, in the order they are tried; may be none."""
-        if chooses is None or chooses == "greedy":
-            return ()
-        name: Literal["target", "draft"] = "draft" if model == "draft" else "target"
-        if chooses == "edited":
-            return (WeighingKey(name, False, self.edits, self.mask),)
-        return tuple(WeighingKey(name, True, self.edits, self.mask, f) for f in self.filters)
+    def weighing(self, chooses: Choice, model: Literal["target", "draft"]) -> WeighingKey | None:
+        """The graph between raw logits and a choice (and filters); None where logits are chosen from."""
+        if chooses == "greedy":
+            return None
+        return WeighingKey(model, chooses == "drawn", self.edits, self.mask)
 
 
 def plan_for(sampling: Sampling, manifest: Manifest, *, is_constrained: bool = False) -> Plan:
@@ -183,7 +181,7 @@ def plan_for(sampling: Sampling, manifest: Manifest, *, is_constrained: bool = F
         proposes=("drawn" if is_dense else best) if drafts else None,
         edits=edits,
         mask=mask,
-        filters=_filters(sampling, manifest) if is_drawn else ("none",),
+        filters=_filters(sampling, manifest) if is_drawn else (),
         lists_logprobs=sampling.top_logprobs > 0,
     )
 
@@ -205,7 +203,7 @@ def remarks(sampling: Sampling, manifest: Manifest, exactness: str) -> tuple[str
 
 def _filters(sampling: Sampling, manifest: Manifest) -> tuple[Filters, ...]:
     top_k = sampling.top_k if sampling.top_k < manifest.models["target"].vocabulary else 0
-    wanted: tuple[Filters, ...] = ("none",)
+    wanted: tuple[Filters, ...] = ()
     if sampling.typical_p < 1:
         wanted = ("typical",)
     elif top_k >= LISTED:  # the list holds one more than it is to find
@@ -216,8 +214,7 @@ def _filters(sampling: Sampling, manifest: Manifest) -> tuple[Filters, ...]:
         wanted = ("top", "nucleus", "any")
     elif sampling.min_p > 0:
         wanted = ("top", "any")
-    made = {name.split(".")[0] for name in manifest.sampling}
-    return tuple(f for f in wanted if WeighingKey(filters=f).name in made)
+    return tuple(f for f in wanted if f"filter_{f}.1" in manifest.sampling)
 
 
 def _check_values(s: Sampling) -> None:

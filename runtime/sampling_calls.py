@@ -34,50 +34,47 @@ class Constraint(Protocol):
         """Take back the last tokens."""
 
 
-class Weighing:
-    """Graphs from logits to a distribution; the next one is run where one cannot tell.
+class Filtering:
+    """The filters' graphs; the next one is run where one cannot tell.
 
     Args:
         device: where they run.
-        bind: binds the graph of a key; each is bound when first needed.
-        keys: the graphs in the order they are tried.
+        calls: make the graphs' calls, in the order they are tried, each when first needed.
         overflow: `[1]` int64, which all but the last write.
     """
 
     def __init__(
-        self,
-        device: Device,
-        bind: Callable[[WeighingKey], Call],
-        keys: Sequence[WeighingKey],
-        overflow: Buffer,
+        self, device: Device, calls: Sequence[Callable[[], Call]], overflow: Buffer
     ) -> None:
-        self._device, self._bind, self._keys = device, bind, keys
-        self._calls = [bind(keys[0])]
+        self._device, self._later = device, list(calls[1:])
+        self._calls = [calls[0]()]
         self._overflow, self._found = overflow, np.zeros(1, np.int64)
 
     def enqueue(self) -> None:
-        """Run until one graph has found its threshold."""
-        for i in range(len(self._keys)):
-            if i == len(self._calls):
-                self._calls.append(self._bind(self._keys[i]))
-            self._calls[i].enqueue()
-            if i + 1 == len(self._keys):
+        """Run until one graph has found its thresholds."""
+        tried = 0
+        while True:
+            self._calls[tried].enqueue()
+            tried += 1
+            if tried == len(self._calls) and not self._later:
                 return
             self._device.download(self._overflow, self._found)
             if not self._found[0]:
                 return
+            if tried == len(self._calls):
+                self._calls.append(self._later.pop(0)())
 
 
-class Both:
-    """Two calls, one after the other."""
+class Sequel:
+    """Calls one after another."""
 
-    def __init__(self, first: Call, second: Call) -> None:
-        self._first, self._second = first, second
+    def __init__(self, *calls: Call) -> None:
+        self._calls = calls
 
     def enqueue(self) -> None:
         """Run them."""
-        self._first.enqueue()
-        self._second.enqueue()
+        for call in self._calls:
+            call.enqueue()
 
 
 class SamplingCalls:
@@ -122,7 +119,9 @@ class SamplingCalls:
         self._make_mask()
         rows = (self._rows, self._width)
         self._weights = self._new(rows, np.float32) if plan.chooses != "greedy" else None
-        self._q = self._new((max(gamma, 1), self._width), np.float32) if plan.proposes else None
+        self._unfiltered = self._new(rows, np.float32) if plan.filters else None
+        is_weighed = plan.proposes not in (None, "greedy")
+        self._q = self._new((gamma, self._width), np.float32) if is_weighed else None
         self._overflow = self._new((1,), np.int64)
         self.sample: dict[str, Call] = {
             name: self._bind_sample(role) for name, role in roles.items() if name != "verify"
@@ -282,7 +281,7 @@ class SamplingCalls:
         if self.plan.chooses != "drawn":
             return
         self._values["temperature"] = np.zeros(1, np.float32)
-        if self.plan.filters != ("none",):
+        if self.plan.filters:
             self._values |= {name: np.zeros(1, np.float32) for name in ("top_p", "min_p")}
             self._values |= {"typical_p": np.zeros(1, np.float32), "top_k": np.zeros(1, np.int64)}
         for name, array in self._values.items():
@@ -303,24 +302,31 @@ class SamplingCalls:
             self._uniform_buffer = self._new((self._rows - 1,), np.float32)
 
     def _weigh(
-        self, keys: Sequence[WeighingKey], logits: Buffer, row: int, out: Buffer
-    ) -> Weighing | None:
-        """The graphs from `logits [1, R, V]`, the rows from `row` on of a round, to `out`."""
+        self, key: WeighingKey | None, logits: Buffer, row: int, out: Buffer
+    ) -> tuple[Call, ...]:
+        """From `logits [1, R, V]`, the rows from `row` on of a round, to `out [R, V64]`."""
         rows, sampling = logits.shape[1], self._opened.sampling
-        if not keys:
-            return None
-        bound = {"logits": logits, "p": out, "scores": out, "overflow": self._overflow}
+        if key is None:
+            return ()
+        is_filtered = key.is_drawn and self._unfiltered is not None
+        made = self._unfiltered.part(0, rows) if is_filtered and self._unfiltered else out
+        bound = self._given | {"logits": logits, "p": made, "scores": made}
         if self._edits is not None:
             first = self._new((1,), np.int64)
             self._device.upload(first, np.array([row], np.int64))
             bound |= self._edits.buffers | {"draft_tokens": self._drafts, "row0": first}
         if self.plan.mask:
             bound["allowed"] = self._allowed_buffer.part(row, row + rows)
+        weighing = sampling[f"{key.name}.{rows}"].bind("run", bound)
+        if not is_filtered:
+            return (weighing,)
+        bound |= {"kept": out, "overflow": self._overflow}
 
-        def bind(key: WeighingKey) -> Call:
-            return sampling[f"{key.name}.{rows}"].bind("run", self._given | bound)
+        def later(name: str) -> Callable[[], Call]:
+            return lambda: sampling[f"filter_{name}.{rows}"].bind("run", bound)
 
-        return Weighing(self._device, bind, keys, self._overflow)
+        calls = [later(name) for name in self.plan.filters]
+        return weighing, Filtering(self._device, calls, self._overflow)
 
     def _bind_sample(self, role: BoundRole) -> Call:
         plan, logits = self.plan, _first_row(role.buffers["logits"])
@@ -329,7 +335,7 @@ class SamplingCalls:
             "tokens": self._buffers.tokens.part(0, 1),
             "logprob": self._buffers.logprob.part(0, 1),
         }
-        weighing = None
+        weighing: tuple[Call, ...] = ()
         if self._weights is not None:
             weights = self._weights.part(0, 1)
             weighing = self._weigh(plan.weighing(plan.chooses, "target"), logits, 0, weights)
@@ -337,14 +343,16 @@ class SamplingCalls:
         return _after(weighing, self._opened.sampling[f"sample_{plan.chooses}"].bind("run", bound))
 
     def _bind_propose(self, i: int, logits: Buffer) -> Call:
-        plan, token = self.plan, self._buffers.drafts.part(i, i + 1)
-        assert self._q is not None and plan.proposes is not None
-        q = self._q.part(i, i + 1)
-        same = self._opened.manifest.models["draft"].vocabulary == self._vocabulary
-        keys = plan.weighing(plan.proposes, "target" if same else "draft")
-        weighing = self._weigh(keys, logits, i, q)
-        bound = {"logits": logits, "p": q, "scores": q, "token": token}
-        bound |= self._race_of(i) if plan.proposes == "drawn" else {}
+        plan = self.plan
+        assert plan.proposes is not None
+        bound = {"logits": logits, "token": self._buffers.drafts.part(i, i + 1)}
+        weighing: tuple[Call, ...] = ()
+        if self._q is not None:
+            q = self._q.part(i, i + 1)
+            same = self._opened.manifest.models["draft"].vocabulary == self._vocabulary
+            key = plan.weighing(plan.proposes, "target" if same else "draft")
+            weighing = self._weigh(key, logits, i, q)
+            bound |= {"p": q, "scores": q} | self._race_of(i)
         engine = self._opened.sampling[f"propose_{plan.proposes}"]
         return _after(weighing, engine.bind("run", bound))
 
@@ -364,10 +372,10 @@ class SamplingCalls:
             "next_draft_kv_len": next_head.part(1, 1 + gamma),
             "next_ids": next_head.part(1 + gamma, 3 + gamma),
         }
-        weighing = None
+        weighing: tuple[Call, ...] = ()
         if self._weights is not None:
-            keys = plan.weighing(plan.chooses, "target")
-            weighing = self._weigh(keys, logits, 0, self._weights)
+            key = plan.weighing(plan.chooses, "target")
+            weighing = self._weigh(key, logits, 0, self._weights)
             bound |= {"p": self._weights, "scores": self._weights}
         if plan.chooses == "drawn":
             bound["race"] = self._race_buffer
@@ -400,8 +408,8 @@ class SamplingCalls:
         return {"race": self._race_buffer.part(row, row + 1)}
 
 
-def _after(weighing: Weighing | None, call: Call) -> Call:
-    return call if weighing is None else Both(weighing, call)
+def _after(weighing: tuple[Call, ...], call: Call) -> Call:
+    return Sequel(*weighing, call) if weighing else call
 
 
 def _first_row(logits: Buffer) -> Buffer:

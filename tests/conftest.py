@@ -138,7 +138,7 @@ def export_family(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pat
 def build_family(
     export_family: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., Path]:
-    """Build a random model of a family with `ngram`, or with itself (`self`) as its draft; each once.
+    """Build a random model of a family with draft `ngram` or `self` (itself); each once.
 
     At gamma 8, to the end of its positions, in chunks of 20 rows, which do not divide them.
     """
@@ -148,9 +148,7 @@ def build_family(
         if (family, draft) not in made:
             folder, exported = tmp_path_factory.mktemp(f"{family}_{draft}"), export_family(family)
             if draft == "self":
-                exported = assembling.with_draft(
-                    exported, exported, "target", folder / "exported"
-                )
+                exported = assembling.with_draft(exported, exported, "target", folder / "exported")
             options = BuildOptions(gamma=8, max_len=POSITIONS, chunk=20)
             bundle = build_bundle(exported, folder / "bundle", OrtBackend(), options)
             made[family, draft] = bundle.path

@@ -1,4 +1,4 @@
-"""Run a session and keep what it did: text, tokens, statistics, and the logits behind each token."""
+"""Run a session and keep what it did: text, tokens, statistics, the logits behind each token."""
 
 from __future__ import annotations
 

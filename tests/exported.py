@@ -28,7 +28,7 @@ def with_method(exported: Path, method: Method, out: Path) -> Path:
 
 
 def with_draft(exported: Path, drafts: Path, model: str, out: Path, **changes: int) -> Path:
-    """The target of `exported` with a model of `drafts` as its draft; `changes` go into its spec."""
+    """The target of `exported` drafting with a model of `drafts`; `changes` go into its spec."""
     graphs, others = read_exported(exported), read_exported(drafts)
     spec = replace(others.models[model], file="draft/model.onnx", roles=DRAFT_ROLES, **changes)
     shutil.copytree(drafts / model, out / "draft")
@@ -53,8 +53,6 @@ def _write(
     shutil.copytree(exported / "target", out / "target")
     shutil.copytree(exported / "text", out / "text")
     models = {"target": graphs.models["target"]} | ({"draft": draft} if draft else {})
-    changed = replace(
-        graphs, method=method, models=models, sampling=_write_sampling(out, models)
-    )
+    changed = replace(graphs, method=method, models=models, sampling=_write_sampling(out, models))
     (out / GRAPHS_FILE).write_text(to_json(changed), encoding="utf-8")
     return out

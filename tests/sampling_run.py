@@ -12,7 +12,8 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
-from spec_export.engines.graphs import padded_vocabulary, weighing_keys
+from spec_export.engines.graphs import FILTERS, padded_vocabulary, weighing_keys
+from spec_export.export.sampling_filters import filter_graph
 from spec_export.export.sampling_graphs import (
     accept_graph,
     propose_graph,
@@ -35,7 +36,9 @@ def model(name: str, V: int, Vd: int | None = None) -> onnx.ModelProto:
     """The graph of that name; Vd is the drafting model's vocabulary, V unless given."""
     Vd = Vd or V
     stage, _, variant = name.partition("_")
-    if name in KEYS:
+    if stage == "filter":
+        made = filter_graph(variant, V)
+    elif name in KEYS:
         made = weighing_graph(KEYS[name], V, Vd if KEYS[name].model == "draft" else V)
     elif name == "top_logprobs":
         made = top_logprobs_graph(V)
@@ -68,12 +71,24 @@ def run_session(opened: ort.InferenceSession, feeds: Arrays) -> Arrays:
 
 
 def run(name: str, V: int, feeds: Arrays, Vd: int | None = None) -> Arrays:
-    """Outputs by name; `feeds` may hold more than the graph reads."""
+    """Outputs by name; `feeds` may hold more than the graph reads.
+
+    A distribution's name may end with filters, as in `distribution+edits+top`: their graph is run
+    on what it makes, and `p` is what is kept of that.
+    """
+    weighing, _, way = name.rpartition("+")
+    if way in FILTERS:
+        made = run(f"filter_{way}", V, feeds | run(weighing, V, feeds, Vd))
+        return made | {"p": made["kept"]}
     return run_session(session(name, V, Vd), feeds)
 
 
 def refer(name: str, V: int, feeds: Arrays, Vd: int | None = None) -> Arrays:
     """What ONNX's reference evaluator says."""
+    weighing, _, way = name.rpartition("+")
+    if way in FILTERS:
+        made = refer(f"filter_{way}", V, feeds | refer(weighing, V, feeds, Vd))
+        return made | {"p": made["kept"]}
     evaluator = ReferenceEvaluator(model(name, V, Vd))
     with np.errstate(all="ignore"):
         outputs = evaluator.run(None, {k: feeds[k] for k in evaluator.input_names})

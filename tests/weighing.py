@@ -67,34 +67,38 @@ class Filters:
 
 def filtered(p: Row, filters: Filters) -> Row:
     """One float32 distribution with what is kept, scaled to one."""
-    top_p = int(np.float32(filters.top_p) * 2**24)
-    keep = np.ones(len(p), bool)
-    if filters.top_k:
-        keep = at_least(p, np.sort(p)[-min(filters.top_k, len(p))])
-    if top_p < 2**24:
-        whole = units(p)[keep].sum() if filters.top_k else 2**50
-        keep = keep & at_least(p, cut(p, p, -(-top_p * int(whole) // 2**24)))
-    keep = keep & at_least(p, np.float32(filters.min_p) * p.max())
-    p = scaled(p, keep)
+    p = scaled(p, p >= max(thresholds(p, filters)))
     typical_p = int(np.float32(filters.typical_p) * 2**24)
     if typical_p == 2**24:
         return p
     close = closeness(p)
-    return scaled(p, at_least(close, cut(close, p, -(-typical_p * int(units(p).sum()) // 2**24))))
+    t = noticed(cut(close, p, -(-typical_p * int(units(p).sum()) // 2**24)))
+    return scaled(p, close >= t)
+
+
+def thresholds(p: Row, filters: Filters) -> tuple[np.float32, np.float32, np.float32]:
+    """Of top-k, top-p and min-p; 0 keeps everything."""
+    t_k = t_p = np.float32(0)
+    whole, top_p = 2**50, int(np.float32(filters.top_p) * 2**24)
+    if filters.top_k:
+        t_k = noticed(np.sort(p)[-min(filters.top_k, len(p))])
+        whole = int(units(p)[p >= t_k].sum())
+    if top_p < 2**24:
+        t_p = noticed(cut(p, p, -(-top_p * whole // 2**24)))
+    return t_k, t_p, noticed(np.float32(filters.min_p) * p.max())
 
 
 def cut(score: Row, p: Row, needed: int) -> np.float32:
     """The largest score whose tokens, with all of a larger one, have enough mass; 0: none has."""
-    mass = 0
-    for value in np.unique(score)[::-1]:
-        mass += int(units(p)[score == value].sum())
-        if mass >= max(1, needed):
-            return value
-    return np.float32(0)
+    order = np.argsort(-score, kind="stable")
+    score, mass = score[order], np.cumsum(units(p)[order])
+    last_of_its_value = np.append(score[1:] != score[:-1], True)
+    enough = score[last_of_its_value & (mass >= max(1, needed))]
+    return enough[0] if len(enough) else np.float32(0)
 
 
-def at_least(score: Row, threshold: np.float32) -> NDArray[np.bool_]:
-    return score >= (threshold if threshold > 2**-63 else 0)
+def noticed(threshold: np.float32) -> np.float32:
+    return threshold if threshold > 2**-63 else np.float32(0)
 
 
 def closeness(p: Row) -> Row:

@@ -104,7 +104,7 @@ def test_a_full_disk_is_named(tmp_path, number):
         with new_directory(tmp_path / "out", MARKER):
             raise OSError(number, os.strerror(number))
 
-    with pytest.raises(StorageError, match="the disk is full: .*out was not written; free space"):
+    with pytest.raises(StorageError, match=r"the disk is full: .*out was not written; free space"):
         full()
 
 

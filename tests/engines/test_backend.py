@@ -141,7 +141,7 @@ def test_a_buffer_that_is_missing_is_named(engine):
 
 
 def test_an_unknown_role_is_refused_with_those_there_are(engine):
-    with pytest.raises(EngineError, match="no role 'tree'.*prefill, verify, decode, exact_decode"):
+    with pytest.raises(EngineError, match=r"no role 'tree'.*prefill, verify, decode, exact_decode"):
         engine[1].bind("tree", buffers_of(engine))
 
 

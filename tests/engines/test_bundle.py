@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,7 @@ def test_a_changed_byte_in_any_file_is_found(bundle):
         content = file.read_bytes()
         at = len(content) // 2
         file.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
-        with pytest.raises(IntegrityError, match=f"{relative} was altered.*build the bundle again"):
+        with pytest.raises(IntegrityError, match=f"{re.escape(relative)} was altered"):
             open_bundle(bundle)
         file.write_bytes(content)
     open_bundle(bundle)
@@ -85,7 +86,7 @@ def test_a_missing_file_is_named(bundle):
         file = bundle / relative
         content = file.read_bytes()
         file.unlink()
-        with pytest.raises(IntegrityError, match=f"{relative} is missing"):
+        with pytest.raises(IntegrityError, match=f"{re.escape(relative)} is missing"):
             open_bundle(bundle)
         file.write_bytes(content)
 
@@ -252,8 +253,8 @@ def test_no_altered_manifest_gets_past_our_own_errors(bundle):
 
     A manifest is not signed, so someone may write what they like into it; that may make a bundle
     that runs otherwise, never a stray exception, a hang or a claim on all memory. All 4000 changes
-    were tried once, in three minutes; here is a sample, and all of what a round's shapes hang on.
-    Before the parts were held against one another, a changed digit ended in KeyError or
+    were tried once, in three minutes; here is a sample, half of it from what a round's shapes hang
+    on. Before the parts were held against one another, a changed digit ended in KeyError or
     MemoryError.
     """
     file, memory = bundle / MANIFEST_FILE, VerifiedFiles(None)
@@ -265,7 +266,8 @@ def test_no_altered_manifest_gets_past_our_own_errors(bundle):
             is_shape = len(path) == 1 or "roles" in path
             (shapes if is_shape else others).extend((path, value) for value in alternatives)
     refused = 0
-    for path, value in shapes + random.Random(1).sample(others, 80):
+    chance = random.Random(1)
+    for path, value in chance.sample(shapes, 40) + chance.sample(others, 40):
         before = put(manifest, path, value)
         file.write_text(json.dumps(manifest), encoding="utf-8")
         try:
@@ -273,7 +275,7 @@ def test_no_altered_manifest_gets_past_our_own_errors(bundle):
         except SpecExportError:
             refused += 1
         put(manifest, path, before)
-    assert refused > len(shapes)
+    assert 40 <= refused < 80
 
 
 def test_a_model_that_is_missing_or_too_many_is_refused(bundle):
@@ -379,7 +381,7 @@ def exported(tiny_pair_exported, tmp_path) -> Path:
         (lambda g: g["models"]["target"]["states"][0].update(length_axis=1), SchemaError),
         (lambda g: g["models"]["target"]["states"][0].update(dims=[1, 4, 160, 32]), SchemaError),
         (lambda g: g["models"]["target"].update(vocabulary=10**12), SchemaError),
-        (lambda g: g["sampling"].pop("propose_dense"), SchemaError),
+        (lambda g: g["sampling"].pop("accept_dense"), SchemaError),
         (lambda g: g["models"]["target"].update(file="../model.onnx"), IntegrityError),
         (lambda g: g["models"]["target"].update(file="/etc/passwd"), IntegrityError),
         (lambda g: g["models"]["target"].update(file="nothing.onnx"), IntegrityError),
@@ -399,5 +401,5 @@ def test_a_harmed_exported_directory_is_refused_and_nothing_is_built(
 
 
 def test_a_directory_without_a_description_is_named(tmp_path):
-    with pytest.raises(IntegrityError, match="is not an exported directory.*spec-export export"):
+    with pytest.raises(IntegrityError, match=r"not an exported directory.*spec-export export"):
         read_exported(tmp_path)

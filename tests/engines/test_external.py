@@ -1,10 +1,11 @@
-"""External data of hostile ONNX files: found wherever a tensor can stand, refused outside the bundle.
+"""External data of hostile ONNX files: found wherever a tensor can stand, refused elsewhere.
 
 The files are made with onnx and read by our own walk over the protobuf, which has no ONNX library.
 """
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import onnx
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from spec_export.engines.errors import IntegrityError, SpecExportError
+from spec_export.engines.errors import IntegrityError
 from spec_export.engines.external import check_external, external_names
 
 
@@ -191,7 +192,5 @@ def test_a_damaged_graph_is_refused_or_read(data, tmp_path_factory):
             damaged[at] = data.draw(st.integers(0, 255))
     file: Path = tmp_path_factory.getbasetemp() / "damaged.onnx"
     file.write_bytes(damaged)
-    try:
+    with contextlib.suppress(IntegrityError):
         assert all(isinstance(name, str) for name in external_names(file))
-    except SpecExportError as error:
-        assert isinstance(error, IntegrityError)

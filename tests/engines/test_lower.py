@@ -133,7 +133,9 @@ def test_a_lowering_that_goes_wrong_is_refused(fault, export_family, tmp_path, m
         fault(fused[-1])
 
     monkeypatch.setattr(lower, "_replace", wrong)
-    with pytest.raises(BuildError, match="compiled target does not compute its graph: logits differ"):
+    with pytest.raises(
+        BuildError, match="compiled target does not compute its graph: logits differ"
+    ):
         build_bundle(export_family("mistral"), tmp_path / "bundle", OrtBackend(), OPTIONS)
     assert not list(tmp_path.iterdir())
 

@@ -66,7 +66,7 @@ def probed(bundle_path, disturb: Disturb | None):
 
 
 def test_the_tiny_target_is_width_invariant(tiny_bundle):
-    """On the CPUs these tests run on; every width, every row of narrow passes, to the context's end."""
+    """On the CPUs these tests run on: every width, every row of narrow ones, to the end."""
     found = probed(tiny_bundle, None)
     assert found.kind == "width_invariant", found.reason
     assert found.widths == (2, 5, 32)

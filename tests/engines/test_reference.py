@@ -96,7 +96,7 @@ def test_they_agree_on_rows_that_are_a_tree(tiny_bundle):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("gamma", [0, 4])
 def test_sessions_give_the_same_text_on_both(temperature, gamma, tiny_bundle, open_once, referred):
-    """The same noise and logits that differ by 1e-5: the same tokens, unless a draw is that close."""
+    """The same noise, logits that differ by 1e-5: the same tokens unless a draw is that close."""
     prompt = referred.text.encode("And the king said unto his servants")
     request = {
         "max_tokens": 24,

@@ -24,8 +24,8 @@ CAPACITY = POSITIONS + 32
 PASSES = [(21, 24), (1, 1), (2, 2), (9, 9), (1, 1), (5, 5), (30, 32), (9, 9), (2, 2), (9, 9)]
 PASSES += [(5, 5), (2, 9)]
 assert sum(valid for valid, _ in PASSES) == POSITIONS
-# Of the largest logit: float32 by summation order, fifty times what is measured (up to 8e-7 on these
-# models); half precision by ten times its epsilon of 1e-3, a rounding per layer (1.5e-3 measured).
+# Of the largest logit: float32 by summation order, fifty times what is measured (up to 8e-7 on
+# these models); half precision by ten times its epsilon of 1e-3 (1.5e-3 measured).
 TOLERANCE = {"float32": 5e-5, "float16": 1e-2}
 
 
@@ -34,7 +34,7 @@ def tokens() -> np.ndarray:
 
 
 def graph_logits(exported: Path, spec: ModelSpec) -> np.ndarray:
-    """Logits of every position, `[POSITIONS, V]`, each pass's asked for from its last row to its first.
+    """Logits of every position, `[POSITIONS, V]`; a pass is asked for its last row first.
 
     There is junk in the padding and in the caches past the lengths.
     """
@@ -126,7 +126,7 @@ def test_the_description_is_what_the_runtime_needs(family, export_family):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_graph_is_portable(family, export_family):
-    """Report 33 (onnxruntime 29020, onnx 8068): a causal flag aligns differently from engine to engine.
+    """Report 33 (onnxruntime 29020, onnx 8068): engines align a causal flag differently.
 
     So every attention has an explicit mask and no flag, and only standard operators are used.
     """

@@ -159,7 +159,7 @@ def test_memory_is_flat_over_rounds(draft, temperature, build_tiny, open_once):
 
 
 def test_a_leak_and_a_passing_array_are_seen(tiny_bundle, open_once):
-    """Negative controls: the smallest array kept every round, and one row of logits let go again."""
+    """Negative controls: the smallest array kept each round, and a row of logits let go again."""
     session = started(open_once(tiny_bundle), 0.0)
     session.rewind(40)
     leaked = []

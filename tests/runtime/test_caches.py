@@ -18,9 +18,7 @@ TEXT = "And it came to pass, when the king heard the words"
 def cache_rows(session: Session) -> list[np.ndarray]:
     """The target's committed cache rows, a copy."""
     kept = len(session.history) - 1
-    return [
-        session._caches[state.input].host[:, :, :kept].copy() for state in session._spec.states
-    ]
+    return [session._caches[state.input].host[:, :, :kept].copy() for state in session._spec.states]
 
 
 def spoil_past_lengths(session: Session, value: float) -> None:

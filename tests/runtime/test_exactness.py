@@ -100,9 +100,7 @@ def test_one_row_passes_differ_only_where_two_tokens_tie(
     differs = False
     for prompt, expected in zip(PROMPTS, plain, strict=True):
         fast = trace(session, opened.text.encode(prompt), TOKENS, 0, "decode")
-        parted = next(
-            (i for i in range(TOKENS) if fast.tokens[i] != expected.tokens[i]), TOKENS
-        )
+        parted = next((i for i in range(TOKENS) if fast.tokens[i] != expected.tokens[i]), TOKENS)
         top = np.sort(expected.logits[:TOKENS], axis=-1)[:, -2:]
         gaps = top[:, 1] - top[:, 0]
         record_property(f"{prompt}: first different token", parted)
@@ -121,9 +119,7 @@ def test_logprobs_are_those_of_the_raw_target_row(plain, build_tiny, open_once):
     """
     opened = open_once(build_tiny("pair"))
     for prompt, expected in zip(PROMPTS, plain, strict=True):
-        found = decode(
-            opened, opened.text.encode(prompt), max_tokens=TOKENS, ignore_end=True
-        )
+        found = decode(opened, opened.text.encode(prompt), max_tokens=TOKENS, ignore_end=True)
         rows = expected.logits[:TOKENS].astype(np.float64)
         rows -= np.log(np.exp(rows - rows.max(-1, keepdims=True)).sum(-1, keepdims=True))
         rows -= expected.logits[:TOKENS].max(-1, keepdims=True)
@@ -132,7 +128,7 @@ def test_logprobs_are_those_of_the_raw_target_row(plain, build_tiny, open_once):
 
 
 def test_ties_go_to_the_first_index(open_once, build_tiny):
-    """Report 15 (lattice 280, vllm 7627): the last of equals was taken in one place, not in another."""
+    """Report 15 (lattice 280, vllm 7627): the last of equals in one place, the first in another."""
     opened = open_once(build_tiny("pair"))
     session = Session(opened)
     sampling, gamma = session._sampling, opened.manifest.gamma

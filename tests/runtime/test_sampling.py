@@ -1,8 +1,8 @@
 """Drawing tokens through the whole runtime: seeds, and the law of what comes out.
 
-The law of every sampling graph over three rounds is shown elsewhere on toys. Here the tiny pair runs
-as it is used, noise and caches included, and the joint law of its next three tokens is held against
-the target's own, which is computed exactly from its logits.
+The law of every sampling graph over three rounds is shown elsewhere on toys. Here the tiny pair
+runs as it is used, noise and caches included, and the joint law of its next three tokens is held
+against the target's own, which is computed exactly from its logits.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ import pytest
 
 from spec_export.engines.passes import PassRunner
 from spec_export.runtime import OpenedBundle, Sampling, Session
+from spec_export.runtime.sampling import Rule
 from tests.chi_square import Fit, fit
 from tests.decoding import decode
 
 PROMPT = "And the king said unto the king, And the king"
+TEXTS = 2000
 FIRST, SECOND, THIRD = 6, 4, 2  # most probable tokens that get cells of their own, by position
 Cell = tuple[int, ...]
 
@@ -79,19 +81,21 @@ def drawn(
     prompt: list[int],
     n: int,
     texts: int,
+    rule: Rule = "reject",
     judged: Counter[bool] | None = None,
+    temperature: float = 1.0,
 ) -> Counter[Cell]:
     """The next three tokens under seeds 0, 1, ...; the prompt is taken in once.
 
     Into `judged`: how many rounds with drafts accepted all of them, and how many did not.
     """
-    session.begin(Sampling(1.0))
+    session.begin(Sampling(temperature, rule=rule))
     session.prefill(prompt)
     found: Counter[Cell] = Counter()
     judged = Counter() if judged is None else judged
     for seed in range(texts):
         session.rewind(len(prompt))
-        session._sampling.begin(Sampling(1.0, seed))
+        session._sampling.begin(Sampling(temperature, seed, rule=rule))
         while len(session.history) < len(prompt) + 3:
             result = session.round(n)
             if result.n_draft:
@@ -101,16 +105,23 @@ def drawn(
 
 
 @pytest.mark.parametrize(
-    ("draft", "n", "texts"), [("pair", 2, 4000), ("ngram", 2, 2500), ("none", 0, 2500)]
+    ("draft", "n", "rule"),
+    [
+        ("pair", 2, "reject"),
+        ("pair", 2, "block"),
+        ("pair", 2, "invariant"),
+        ("ngram", 2, "reject"),
+        ("none", 0, "reject"),
+    ],
 )
-def test_the_law_of_the_next_tokens_is_the_targets(draft, n, texts, build_tiny, open_once):
+def test_the_law_of_the_next_tokens_is_the_targets(draft, n, rule, build_tiny, open_once):
     """Up to three consecutive rounds, with refusals at every place."""
     opened = open_once(build_tiny(draft))
     prompt = opened.text.encode(PROMPT)
     law = exact_law(open_once(build_tiny("pair")), prompt)
     assert len(law.cells) > 50
     judged: Counter[bool] = Counter()
-    result = law.fit(drawn(Session(opened), prompt, n, texts, judged))
+    result = law.fit(drawn(Session(opened), prompt, n, TEXTS, rule, judged))
     assert result.ok, result
     assert draft == "none" or min(judged[True], judged[False]) >= 10, "both ways were to be taken"
 
@@ -120,11 +131,10 @@ def test_another_law_is_told_apart(build_tiny, open_once):
     opened = open_once(build_tiny("pair"))
     prompt = opened.text.encode(PROMPT)
     session = Session(opened)
-    calls = session._bind_sampling("temperature")
-    session._variants["temperature"] = calls
+    calls = session._calls_for(Sampling(1.0, rule="reject"))
 
-    def accept_all(committed: int) -> None:
-        draw(committed)
+    def accept_all(committed: int, n_draft: int | None = None) -> None:
+        draw(committed, n_draft)
         calls._uniform_buffer.host.fill(0)
 
     draw, calls.draw_for_accept = calls.draw_for_accept, accept_all
@@ -132,16 +142,13 @@ def test_another_law_is_told_apart(build_tiny, open_once):
     assert not result.ok, result
 
 
-def test_the_same_noise_in_every_round_is_told_apart(build_tiny, open_once):
-    """Negative control: with noise that does not move with the position, rounds are not independent."""
-    opened = open_once(build_tiny("none"))
+@pytest.mark.parametrize("draft", ["pair", "none"])
+def test_another_temperature_is_told_apart(draft, build_tiny, open_once):
+    """Negative control: the target's law a little flatter."""
+    opened = open_once(build_tiny(draft))
     prompt = opened.text.encode(PROMPT)
-    session = Session(opened)
-    calls = session._bind_sampling("temperature")
-    session._variants["temperature"] = calls
-    draw = calls.draw_for_sample
-    calls.draw_for_sample = lambda committed: draw(0)
-    result = exact_law(open_once(build_tiny("pair")), prompt).fit(drawn(session, prompt, 0, 600))
+    texts = drawn(Session(opened), prompt, opened.manifest.gamma and 2, TEXTS, temperature=1.3)
+    result = exact_law(open_once(build_tiny("pair")), prompt).fit(texts)
     assert not result.ok, result
 
 

@@ -10,6 +10,7 @@ import pytest
 from spec_export.engines.bundle import open_bundle
 from spec_export.engines.errors import BundleError, RequestError
 from spec_export.runtime.text import Text
+from tests.tiny_checkpoints import tiny_tokenizer
 from tests.tiny_models import TINY
 
 MESSAGES = [
@@ -41,10 +42,14 @@ def test_ids_are_those_of_the_checkpoints_tokenizer(text_with):
         assert text_with().encode(prompt) == theirs(prompt)["input_ids"]
 
 
-def test_an_empty_prompt_starts_from_bos_or_is_refused(text_with):
-    assert text_with(bos_id=0).encode("") == [0]
+def test_an_empty_prompt_starts_from_bos_or_is_refused(text_with, tmp_path):
+    """Of a tokenizer that puts nothing in front of texts by itself."""
+    file = tmp_path / "tokenizer.json"
+    tiny_tokenizer().save(str(file))
+    spec = text_with().spec
+    assert Text(file, None, replace(spec, bos_id=2)).encode("") == [2]
     with pytest.raises(RequestError, match="prompt is empty and this model has no BOS token"):
-        text_with(bos_id=None).encode("")
+        Text(file, None, replace(spec, bos_id=None)).encode("")
 
 
 def test_a_long_prompt_is_not_cut(text_with):

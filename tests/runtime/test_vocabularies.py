@@ -45,7 +45,7 @@ def opened(exported, out) -> OpenedBundle:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_draft_with_a_narrower_vocabulary_is_accepted(temperature, padded_exported, tmp_path):
-    """The target also emits ids that the draft has never heard of, and drafting goes on after them."""
+    """The target emits ids that the draft has never heard of, and drafting goes on after them."""
     models = read_exported(padded_exported).models
     assert (models["target"].vocabulary, models["draft"].vocabulary) == (PADDED, NARROW)
     bundle = opened(padded_exported, tmp_path / "bundle")
@@ -87,7 +87,7 @@ def test_ids_above_the_targets_are_never_proposed(
         found = trace(session, [first, 5], 40, 4, sampling=Sampling(temperature, first))
         assert max(found.tokens) < NARROW
     assert len(seen) > 200
-    assert 0 <= min(seen) and max(seen) < NARROW
+    assert min(seen) >= 0 and max(seen) < NARROW
     if temperature == 0:
         expected = trace(Session(bundle), [5, 5], 40, 0)
         assert found.tokens[:40] == expected.tokens[:40]

@@ -1,8 +1,8 @@
 """Every exported model graph becomes a TensorRT engine, at half precision, in every role.
 
-tensorrt_rtx parses and builds without a GPU. What the parser made of the graph is looked at as well:
-its own operators for a cache and for attention, one layer of ours to one of theirs, so that nothing
-fell back to a decomposition that would copy caches or spell attention out.
+tensorrt_rtx parses and builds without a GPU. What the parser made of the graph is looked at as
+well: its own operators for a cache and for attention, one layer of ours to one of theirs, so that
+nothing fell back to a decomposition that would copy caches or spell attention out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.tiny_models import TINY
 
 pytest.importorskip("tensorrt_rtx", reason="tensorrt_rtx is for x86-64 Linux")
 
-from tests.tensorrt_compile import CompileError, Network, compile_graph  # noqa: E402
+from tests.tensorrt_compile import CompileError, Network, compile_graph
 
 GAMMA, CHUNK, CAPACITY = 4, 128, 1152
 
