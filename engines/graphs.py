@@ -199,7 +199,7 @@ DRAFT_ROLES = (
 )
 
 
-# --- sampling: what export and runtime have to agree on ---------------------------------------------
+# --- sampling: what export and runtime have to agree on -----------------------------------------
 
 BLOCK = 64  # rows of the sampling graphs are padded to whole blocks of tokens
 MOST_DRAWN_BLOCKS, MOST_PLACES = 4096, 16

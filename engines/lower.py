@@ -233,7 +233,7 @@ def _sweep(model: ir.Model) -> None:
 
 
 def lower_sampling(file: Path, pins: Mapping[str, int]) -> onnx.ModelProto:
-    """A sampling graph with its symbols pinned, its sums in doubles, and the oldest stamps it needs.
+    """A sampling graph with its symbols pinned, sums in doubles, and the oldest stamps.
 
     Sixty of them are made for a bundle, hence without a detour over another representation.
     """
@@ -267,9 +267,7 @@ def _sum_in_double(graph: onnx.GraphProto) -> None:
             nodes.insert(-1, to_double)
             node.input[0], node.output[0] = wide, f"{result}.double"
             nodes.append(
-                onnx.helper.make_node(
-                    "Cast", [node.output[0]], [result], to=onnx.TensorProto.INT64
-                )
+                onnx.helper.make_node("Cast", [node.output[0]], [result], to=onnx.TensorProto.INT64)
             )
     del graph.node[:]
     graph.node.extend(nodes)

@@ -42,7 +42,7 @@ class HostDevice:
             raw = np.zeros(count + 64, np.uint8)
         except MemoryError as error:
             raise EngineError(
-                f"there is no memory for {count} bytes of {list(shape)} {kind}; build with a smaller "
+                f"no memory for {count} bytes of {list(shape)} {kind}; build with a smaller "
                 "--max-len"
             ) from error
         start = -raw.ctypes.data % 64

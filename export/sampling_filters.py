@@ -169,13 +169,10 @@ def _typical(op: Ops, p: ir.Value, given: Values) -> ir.Value:
 def _largest(op: Ops, reaches: Reaches, octaves: int, bits: int) -> tuple[ir.Value, ir.Value]:
     """The largest float t in [2^(1 - 2^octaves), 2) that reaches, and the step to the next.
 
-    The smallest one where none does. In steps of `2^-bits` of an octave: at 23 no float lies between
-    two, so that the largest t for which enough tokens have `p >= t` is the p of one of them.
-
-    Args:
-        reaches: takes t `[R, 1]`, returns bool `[R, 1]`; true for all t below some bound.
-        octaves: halvings to find the power of two.
-        bits: halvings to find the rest.
+    The smallest one where none does. `reaches` takes t `[R, 1]` and returns bool `[R, 1]`, true
+    for all t below some bound. `octaves` halvings find the power of two and `bits` the rest, in
+    steps of `2^-bits` of it: at 23 no float lies between two, so that the largest t for which
+    enough tokens have `p >= t` is the p of one of them.
     """
     # By arithmetic, every step of it exact: with `Where` the compile time of TensorRT doubles with
     # each of them (2026-11-29, tensorrt_rtx 1.7.1: 18 s for 20, and 0.3 s so).
@@ -208,7 +205,7 @@ def _share(op: Ops, mass: ir.Value | int, share: ir.Value) -> ir.Value:
 
 
 def _list(op: Ops, p: ir.Value, V: int) -> tuple[ir.Value, ir.Value]:
-    """The largest p of each row in order, `[R, L]`, and a bound of those not among them, `[R, 1]`."""
+    """The largest p of each row in order, `[R, L]`, and a bound of all the others, `[R, 1]`."""
     width = padded_vocabulary(V)
     values, _ = op.TopK(p, [min(LISTED, width)], axis=1, _outputs=2)
     if width <= LISTED:
@@ -230,7 +227,7 @@ def _mass_above(op: Ops, values: ir.Value, mass: ir.Value, t: ir.Value) -> ir.Va
 
 
 def _units32(op: Ops, p: ir.Value) -> ir.Value:
-    """w as float32, which holds every p in units of 2^-50 rounded down."""
+    """W as float32, which holds every p in units of 2^-50 rounded down."""
     return op.Floor(op.Mul(p, float(WHOLE)))
 
 

@@ -13,9 +13,9 @@ is a sum and not a product:
 2. *Choosing*: `accept_*` judges a round's drafts, `sample_*` draws a token without drafts and
    `propose_*` a draft. At temperature 0 without changes they read the raw logits themselves.
 
-`logprob` is the log-softmax of the raw target row. It is NaN where that row holds NaN or +inf, which
-is how the host learns of it, and -inf where nothing in the row may come: a token that is forbidden
-is never passed off as drawn.
+`logprob` is the log-softmax of the raw target row. It is NaN where that row holds NaN or +inf,
+which is how the host learns of it, and -inf where nothing in the row may come: a token that is
+forbidden is never passed off as drawn.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ def sampling_graphs(
 
     Returns:
         Models by name: those of `weighing_keys`, also for a draft whose vocabulary has another
-        size; `filter_{top,nucleus,any,typical}`; `accept_{greedy,edited,one_hot,dense,block,invariant}`,
-        `sample_{greedy,edited,drawn}`, with a drafting model `propose_{greedy,edited,drawn}`;
-        `top_logprobs`.
+        size; `filter_{top,nucleus,any,typical}`;
+        `accept_{greedy,edited,one_hot,dense,block,invariant}`; `sample_{greedy,edited,drawn}`;
+        with a drafting model `propose_{greedy,edited,drawn}`; `top_logprobs`.
     """
     V, Vd = target_vocabulary, draft_vocabulary
     graphs = {key.name: weighing_graph(key, V, V) for key in weighing_keys("target")}
@@ -264,9 +264,7 @@ def _choose(op: Ops, weights: ir.Value, given: Values, V: int) -> ir.Value:
     return first_maximum(op, weights, V)
 
 
-def _commit(
-    op: Ops, given: Values, rows: Rows, n_accepted: ir.Value, drawn: ir.Value
-) -> Values:
+def _commit(op: Ops, given: Values, rows: Rows, n_accepted: ir.Value, drawn: ir.Value) -> Values:
     tokens = op.Where(op.Less(rows.index, n_accepted), rows.draft, 0)
     tokens = op.Where(op.Equal(rows.index, n_accepted), drawn, tokens)  # [M]
     committed = op.Concat(given["last_id"], tokens, axis=0)  # [M + 1]

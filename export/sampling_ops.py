@@ -37,6 +37,9 @@ Signature: TypeAlias = dict[str, tuple[ir.DataType, tuple[int | str, ...]]]
 class Ops(Protocol):
     """`onnxscript.OpBuilder` with a type: `op.Add(x, 1)` appends a node and returns its value."""
 
+    Split: Callable[..., tuple[ir.Value, ir.Value]]  # with `_outputs=2`, as the next
+    TopK: Callable[..., tuple[ir.Value, ir.Value]]
+
     def __getattr__(self, op_type: str, /) -> Callable[..., ir.Value]: ...
 
 
@@ -140,13 +143,10 @@ def draw(op: Ops, weights: ir.Value, exponentials: ir.Value, V: int) -> ir.Value
 
     An exponential race in two heats: over B blocks, block b being the tokens b, b + B, b + 2B ..,
     and then inside the block that won. A product of two exact races is exact, and takes `B + V64/B`
-    exponentials instead of V. Neighbouring ids, which tend to be probable together, are in different
-    blocks: two races on the same exponentials then end alike nearly as often as races over tokens.
-
-    Args:
-        weights: `[rows, V64]`, their scale does not matter. NaN and 0 are never drawn.
-        exponentials: `[rows, K]`.
-        vocabulary: V.
+    exponentials instead of V. Neighbouring ids, which tend to be probable together, are in
+    different blocks: two races on the same exponentials then end alike nearly as often as races
+    over single tokens. `weights [rows, V64]` need no scale; a 0 among them is never drawn, and a
+    row of NaN draws anything. `exponentials` are `[rows, K]`.
     """
     B, places = race_blocks(V), padded_vocabulary(V) // race_blocks(V)
     sums = weights

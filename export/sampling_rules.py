@@ -79,7 +79,7 @@ def judge_invariant(op: Ops, given: Values, rows: Rows, p: ir.Value, V: int) -> 
 
 
 def judge_one_hot(op: Ops, given: Values, rows: Rows, p: ir.Value, V: int) -> Verdict:
-    """q is 1 at the draft: accepted with probability p(d), else p without d.
+    """Q is 1 at the draft: accepted with probability p(d), else p without d.
 
     Source: arXiv 2211.17192, Algorithm 1.
     """
@@ -204,4 +204,3 @@ def _row_of_q(op: Ops, given: Values, row: ir.Value) -> ir.Value:
 
 def _without_last(op: Ops, x: ir.Value) -> ir.Value:
     return op.Slice(x, [0], [-1], [0])
-

@@ -1,7 +1,8 @@
 """What the text so far means for the next token, kept where the sampling graphs read it.
 
-Two inputs grow with the text: the committed ids, and how often each id is among them, separately for
-prompt and output. A token costs two copies of one element. Owned by a session's `SamplingCalls`.
+Two inputs grow with the text: the committed ids, and how often each id is among them, separately
+for prompt and output. A token costs two copies of one element. Owned by the `SamplingCalls` of a
+plan.
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ class Plan:
         return self.accept == "invariant"
 
     def weighing(self, chooses: Choice, model: Literal["target", "draft"]) -> WeighingKey | None:
-        """The graph between raw logits and a choice (and filters); None where logits are chosen from."""
+        """The graph between raw logits and a choice, or filters; None where logits will do."""
         if chooses == "greedy":
             return None
         return WeighingKey(model, chooses == "drawn", self.edits, self.mask)
@@ -171,10 +171,11 @@ def plan_for(sampling: Sampling, manifest: Manifest, *, is_constrained: bool = F
     best: Choice = "edited" if edits or mask else "greedy"
     is_drawn = sampling.temperature > 0
     is_dense = is_drawn and drafts and sampling.draft == "probabilistic"
-    accept = best
-    if is_drawn:
+    accept: str = best
+    if is_drawn and sampling.rule == "invariant":
+        accept = "invariant"
+    elif is_drawn:
         accept = "one_hot" if not is_dense else "block" if sampling.rule == "block" else "dense"
-        accept = "invariant" if sampling.rule == "invariant" else accept
     return Plan(
         accept=accept,
         chooses="drawn" if is_drawn else best,
@@ -187,7 +188,7 @@ def plan_for(sampling: Sampling, manifest: Manifest, *, is_constrained: bool = F
 
 
 def remarks(sampling: Sampling, manifest: Manifest, exactness: str) -> tuple[str, ...]:
-    """What of a request is served in another way than asked for, in words; empty where nothing is."""
+    """What of a request is served in another way than asked for, in words."""
     found = []
     if sampling.temperature > 0 and manifest.method != "none":
         plan = plan_for(sampling, manifest)

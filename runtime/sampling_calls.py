@@ -6,75 +6,20 @@ Every call is bound once; a round writes noise, and what edits and masks read, a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from spec_export.engines.backend import Buffer, Call, Device
+from spec_export.engines.backend import Buffer, Call
 from spec_export.engines.graphs import TOP_LOGPROBS, WeighingKey, padded_vocabulary
 from spec_export.engines.passes import BoundRole
 from spec_export.runtime.buffers import RoundBuffers
+from spec_export.runtime.call_chains import Fallback, Sequel
 from spec_export.runtime.edits import TextEdits
+from spec_export.runtime.masks import Constraint, TokenMasks
 from spec_export.runtime.noise import Float32Array, Noise, PositionRaces, Stream, race_size
 from spec_export.runtime.opened import OpenedBundle
 from spec_export.runtime.sampling import Plan, Sampling
-
-
-class Constraint(Protocol):
-    """Which tokens a grammar lets follow; `grammar.GrammarState` is one."""
-
-    def fill(self, words: NDArray[np.int32]) -> None:
-        """Write the mask of the next token: bit i % 16 of word i // 16 for token i."""
-
-    def advance(self, token: int) -> bool:
-        """Take in a token; False, and nothing changed, when it is not allowed."""
-
-    def rollback(self, count: int) -> None:
-        """Take back the last tokens."""
-
-
-class Filtering:
-    """The filters' graphs; the next one is run where one cannot tell.
-
-    Args:
-        device: where they run.
-        calls: make the graphs' calls, in the order they are tried, each when first needed.
-        overflow: `[1]` int64, which all but the last write.
-    """
-
-    def __init__(
-        self, device: Device, calls: Sequence[Callable[[], Call]], overflow: Buffer
-    ) -> None:
-        self._device, self._later = device, list(calls[1:])
-        self._calls = [calls[0]()]
-        self._overflow, self._found = overflow, np.zeros(1, np.int64)
-
-    def enqueue(self) -> None:
-        """Run until one graph has found its thresholds."""
-        tried = 0
-        while True:
-            self._calls[tried].enqueue()
-            tried += 1
-            if tried == len(self._calls) and not self._later:
-                return
-            self._device.download(self._overflow, self._found)
-            if not self._found[0]:
-                return
-            if tried == len(self._calls):
-                self._calls.append(self._later.pop(0)())
-
-
-class Sequel:
-    """Calls one after another."""
-
-    def __init__(self, *calls: Call) -> None:
-        self._calls = calls
-
-    def enqueue(self) -> None:
-        """Run them."""
-        for call in self._calls:
-            call.enqueue()
 
 
 class SamplingCalls:
@@ -107,16 +52,15 @@ class SamplingCalls:
         self.plan, gamma = plan, buffers.gamma
         self._vocabulary = opened.manifest.models["target"].vocabulary
         self._width = padded_vocabulary(self._vocabulary)
-        self._constraint: Constraint | None = None
         self._noise: Noise | None = None
         self._rows = gamma + 1
         # Edits see drafts even where there are none.
         self._drafts = buffers.drafts if gamma else self._new((1,), np.int64)
         self._given: dict[str, Buffer] = {}
         self._edits = self._make_edits() if plan.edits else None
+        self._masks = self._make_masks() if plan.mask else None
         self._make_values()
         self._make_noise()
-        self._make_mask()
         rows = (self._rows, self._width)
         self._weights = self._new(rows, np.float32) if plan.chooses != "greedy" else None
         self._unfiltered = self._new(rows, np.float32) if plan.filters else None
@@ -134,7 +78,6 @@ class SamplingCalls:
 
     def begin(self, sampling: Sampling, constraint: Constraint | None = None) -> None:
         """Take over the values of a request; the text so far stays."""
-        self._constraint = constraint
         assert sampling.seed is not None
         if self.plan.chooses == "drawn":
             self._noise = Noise(sampling.seed)
@@ -152,33 +95,28 @@ class SamplingCalls:
                 self._races.begin(self._noise)
         if self._edits is not None:
             self._edits.begin(sampling)
-        if self.plan.mask:
-            self._begin_mask(sampling)
+        if self._masks is not None:
+            self._masks.begin(sampling, constraint)
 
     def grow(self, tokens: Sequence[int], *, is_prompt: bool = False) -> None:
         """The text grew by committed tokens."""
         if self._edits is not None:
             self._edits.grow(tokens, is_prompt=is_prompt)
-        if self._constraint is not None and not is_prompt:
-            for token in tokens:
-                self._constraint.advance(token)
-                self._followed += 1
+        if self._masks is not None and not is_prompt:
+            self._masks.grow(tokens)
 
     def shrink(self, length: int, before: int) -> None:
         """The text went back from `before` tokens to `length`."""
         if self._edits is not None:
             self._edits.shrink(length)
-        if self._constraint is not None:
-            taken_back = min(before - length, self._followed)
-            self._constraint.rollback(taken_back)
-            self._followed -= taken_back
+        if self._masks is not None:
+            self._masks.shrink(before - length)
 
     # --- a round ----------------------------------------------------------------------------------
 
     def draw_for_sample(self, committed: int) -> None:
         """Noise and mask for one token without drafts."""
-        if self._constraint is not None:
-            self._fill_masks(0)
+        self._fill_masks(0)
         if self._races is not None:
             self._races.fill(committed, 1)
         elif self._noise is not None:
@@ -186,8 +124,7 @@ class SamplingCalls:
 
     def draw_for_propose(self, committed: int, i: int) -> None:
         """Noise and mask for the i-th draft of the round that starts at `committed`."""
-        if self._constraint is not None:
-            self._fill_masks(i)
+        self._fill_masks(i)
         if self.plan.proposes != "drawn":
             return
         if self._races is not None:
@@ -197,8 +134,7 @@ class SamplingCalls:
 
     def draw_for_accept(self, committed: int, n_draft: int | None = None) -> None:
         """Noise and masks for judging the round of `n_draft` drafts that starts at `committed`."""
-        if self._constraint is not None:
-            self._fill_masks(self._buffers.gamma if n_draft is None else n_draft)
+        self._fill_masks(self._buffers.gamma if n_draft is None else n_draft)
         if self._races is not None:
             self._races.fill(committed, self._rows)
         elif self._noise is not None:
@@ -216,55 +152,14 @@ class SamplingCalls:
             list(zip(a, b, strict=True)) for a, b in zip(ids.tolist(), values.tolist(), strict=True)
         ]
 
+    def _fill_masks(self, n_draft: int) -> None:
+        if self._masks is not None and self._masks.follows:
+            self._masks.fill(n_draft)
+
     def _draw_race(self, committed: int, row: int, stream: Stream) -> None:
         assert self._noise is not None
         self._noise.exponential(self._race, committed, row, stream=stream)
         self._device.upload(self._race_buffer, self._race)
-
-    # --- masks ------------------------------------------------------------------------------------
-
-    def _make_mask(self) -> None:
-        if not self.plan.mask:
-            return
-        self._allowed_buffer = self._new((self._rows, self._width // 8), np.uint8)
-        self._allowed = np.zeros((self._rows, self._width // 8), np.uint8)
-        self._may_come = np.zeros(self._width // 8, np.uint8)
-        self._words = np.zeros(self._width // 16, np.int32)
-        self._drafts_host = np.zeros(self._drafts.shape, np.int64)
-        self._followed = 0  # tokens that the constraint has taken in
-
-    def _begin_mask(self, sampling: Sampling) -> None:
-        """What the request allows, in every row."""
-        bits = np.zeros(self._width, np.bool_)
-        if sampling.allowed_tokens is None:
-            bits[: self._vocabulary] = True
-        else:
-            bits[list(sampling.allowed_tokens)] = True
-        bits[list(sampling.banned_tokens)] = False
-        np.copyto(self._may_come, np.packbits(bits, bitorder="little"))
-        self._allowed[:] = self._may_come
-        self._device.upload(self._allowed_buffer, self._allowed)
-        self._followed = 0
-
-    def _fill_masks(self, n_draft: int) -> None:
-        """Masks of the rows up to that of `n_draft` drafts, which are on the device.
-
-        A draft that is not allowed has no weight in its row, and no row after it counts.
-        """
-        constraint, taken = self._constraint, 0
-        assert constraint is not None
-        if n_draft:
-            self._device.download(self._drafts, self._drafts_host)
-        for row in range(n_draft + 1):
-            constraint.fill(self._words)
-            halves = self._allowed[row].view(np.uint16)
-            np.copyto(halves, self._words, casting="unsafe")
-            np.bitwise_and(self._allowed[row], self._may_come, out=self._allowed[row])
-            if row == n_draft or not constraint.advance(int(self._drafts_host[row])):
-                break
-            taken += 1
-        constraint.rollback(taken)
-        self._device.upload(self._allowed_buffer, self._allowed)
 
     # --- binding ----------------------------------------------------------------------------------
 
@@ -275,6 +170,9 @@ class SamplingCalls:
         manifest = self._opened.manifest
         ends = manifest.text.end_ids
         return TextEdits(self._device, manifest.capacity, self._vocabulary, ends)
+
+    def _make_masks(self) -> TokenMasks:
+        return TokenMasks(self._device, self._rows, self._vocabulary, self._drafts)
 
     def _make_values(self) -> None:
         self._values: dict[str, NDArray[np.float32] | NDArray[np.int64]] = {}
@@ -315,8 +213,8 @@ class SamplingCalls:
             first = self._new((1,), np.int64)
             self._device.upload(first, np.array([row], np.int64))
             bound |= self._edits.buffers | {"draft_tokens": self._drafts, "row0": first}
-        if self.plan.mask:
-            bound["allowed"] = self._allowed_buffer.part(row, row + rows)
+        if self._masks is not None:
+            bound["allowed"] = self._masks.buffer.part(row, row + rows)
         weighing = sampling[f"{key.name}.{rows}"].bind("run", bound)
         if not is_filtered:
             return (weighing,)
@@ -326,7 +224,7 @@ class SamplingCalls:
             return lambda: sampling[f"filter_{name}.{rows}"].bind("run", bound)
 
         calls = [later(name) for name in self.plan.filters]
-        return weighing, Filtering(self._device, calls, self._overflow)
+        return weighing, Fallback(self._device, calls, self._overflow)
 
     def _bind_sample(self, role: BoundRole) -> Call:
         plan, logits = self.plan, _first_row(role.buffers["logits"])

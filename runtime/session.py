@@ -30,9 +30,10 @@ from spec_export.engines.graphs import ModelSpec
 from spec_export.engines.passes import BoundRole, allocate_caches, bind_role
 from spec_export.runtime.buffers import HostMirror, allocate_round
 from spec_export.runtime.drafts import Draft, ModelDraft, NgramDraft
+from spec_export.runtime.masks import Constraint
 from spec_export.runtime.opened import OpenedBundle
 from spec_export.runtime.sampling import Plan, Sampling, plan_for
-from spec_export.runtime.sampling_calls import Constraint, SamplingCalls
+from spec_export.runtime.sampling_calls import SamplingCalls
 
 Plain = Literal["exact_decode", "verify", "decode"]
 

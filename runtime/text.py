@@ -57,8 +57,10 @@ class Text:
         if self._template is None:
             raise RequestError("this model has no chat template; run it without --chat")
         try:
-            text = _environment().from_string(self._template).render(
-                messages=messages, add_generation_prompt=True, **self.spec.special_tokens
+            text = (
+                _environment()
+                .from_string(self._template)
+                .render(messages=messages, add_generation_prompt=True, **self.spec.special_tokens)
             )
         except Exception as error:  # it is a program that came with the checkpoint
             raise RequestError(f"the chat template refused the messages: {error}") from error

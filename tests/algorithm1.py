@@ -16,7 +16,6 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-
 from typing import Any
 
 import numpy as np

@@ -16,7 +16,6 @@ import numpy as np
 from spec_export.engines.build import read_exported
 from spec_export.engines.graphs import DRAFT_ROLES, GRAPHS_FILE, GraphsSpec, ModelSpec
 from spec_export.engines.strict import to_json
-from spec_export.export.exporter import _write_sampling
 
 Method = Literal["ngram", "none"]
 
@@ -50,9 +49,13 @@ def _write(
     method: Literal["model", "ngram", "none"],
     out: Path,
 ) -> Path:
+    from spec_export.export import exporter
+
     shutil.copytree(exported / "target", out / "target")
     shutil.copytree(exported / "text", out / "text")
     models = {"target": graphs.models["target"]} | ({"draft": draft} if draft else {})
-    changed = replace(graphs, method=method, models=models, sampling=_write_sampling(out, models))
+    changed = replace(
+        graphs, method=method, models=models, sampling=exporter._write_sampling(out, models)
+    )
     (out / GRAPHS_FILE).write_text(to_json(changed), encoding="utf-8")
     return out

@@ -12,7 +12,13 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
-from spec_export.engines.graphs import FILTERS, padded_vocabulary, weighing_keys
+from spec_export.engines.graphs import (
+    BIAS_SLOTS,
+    END_SLOTS,
+    FILTERS,
+    padded_vocabulary,
+    weighing_keys,
+)
 from spec_export.export.sampling_filters import filter_graph
 from spec_export.export.sampling_graphs import (
     accept_graph,
@@ -23,9 +29,11 @@ from spec_export.export.sampling_graphs import (
 )
 from spec_export.runtime.noise import race_size
 from tests import algorithm1
+from tests.weighing import Edits, Filters
 
 Arrays = dict[str, NDArray]
 KEYS = {key.name: key for model in ("target", "draft") for key in weighing_keys(model)}
+CAPACITY = 48  # of `edit_feeds`
 GARBAGE_IDS = [-1, 2**31, 2**40, -(2**62)]
 BELOW_ONE = np.nextafter(np.float32(1), np.float32(0))
 RULES = ("greedy", "one_hot", "dense", "block", "invariant")
@@ -174,3 +182,45 @@ def sample(variant: str, V: int, feeds: Arrays, row: int = 0) -> Arrays:
     one |= {"race": feeds["race"][:1]} if "race" in feeds else {}
     logits = np.ascontiguousarray(feeds["logits"][:, row : row + 1])
     return run(f"sample_{variant}", V, one | {"logits": logits})
+
+
+def filter_feeds(logits: NDArray, filters: Filters, temperature: float = 1.0) -> Arrays:
+    """What a distribution and its filters read."""
+    return {
+        "logits": logits,
+        "temperature": floats(temperature),
+        "top_k": ids(filters.top_k),
+        "top_p": floats(filters.top_p),
+        "min_p": floats(filters.min_p),
+        "typical_p": floats(filters.typical_p),
+    }
+
+
+def repeated(values: list, slots: int) -> list:
+    return values + [values[0]] * (slots - len(values))
+
+
+def edit_feeds(
+    V: int, prompt: list[int], output: list[int], drafts: list[int], edits: Edits, row0: int = 0
+) -> Arrays:
+    """What the graphs read after `prompt` and `output`; the rest of the history is garbage."""
+    text = [*prompt, *output]
+    history = np.resize(np.array(GARBAGE_IDS), CAPACITY)
+    history[: len(text)] = text
+    bias = list(edits.bias.items()) or [(0, 0.0)]
+    return {
+        "history": history,
+        "n_history": ids(len(text)),
+        "draft_tokens": np.array(drafts, np.int64),
+        "row0": ids(row0),
+        "prompt_counts": np.bincount(prompt, minlength=V).astype(np.float32),
+        "output_counts": np.bincount(output or [0], minlength=V).astype(np.float32) * bool(output),
+        "repetition": floats(edits.repetition),
+        "presence": floats(edits.presence),
+        "frequency": floats(edits.frequency),
+        "ngram": ids(edits.ngram),
+        "bias_ids": ids(*repeated([token for token, _ in bias], BIAS_SLOTS)),
+        "bias_values": floats(*repeated([value for _, value in bias], BIAS_SLOTS)),
+        "end_ids": ids(*repeated(list(edits.end_ids) or [0], END_SLOTS)),
+        "end_from": ids(edits.end_from),
+    }

@@ -37,7 +37,9 @@ def edited(
         row[token] += value
     text = [*prompt, *output]
     for token in set(text):
-        row[token] = row[token] / edits.repetition if row[token] > 0 else row[token] * edits.repetition
+        row[token] = (
+            row[token] / edits.repetition if row[token] > 0 else row[token] * edits.repetition
+        )
     for token in set(output):
         row[token] -= edits.presence + edits.frequency * output.count(token)
     for token in repeated(text, edits.ngram):

@@ -191,10 +191,7 @@ def test_a_build_onto_a_full_disk(tiny_exported, small_disk):
     assert not list(small_disk.iterdir())
 
 
-def test_an_export_onto_a_full_disk(small_disk):
-    pytest.importorskip("torch")
-    from spec_export.export.exporter import export_pair
-
+def test_an_export_onto_a_full_disk(export_pair, small_disk):
     with pytest.raises(StorageError, match="the disk is full"):
         export_pair(str(TINY / "target"), "none", small_disk / "exported")
     assert not list(small_disk.iterdir())

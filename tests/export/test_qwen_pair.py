@@ -1,4 +1,4 @@
-"""A real pair of two sizes: Qwen2.5-Coder 1.5B with its 0.5B as the draft. Slow, and needs 24 GB."""
+"""A real pair of two sizes: Qwen2.5-Coder 1.5B, drafted by its 0.5B. Slow, and needs 24 GB."""
 
 from __future__ import annotations
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from spec_export.engines.graphs import BIAS_SLOTS, END_SLOTS, NGRAM_LIMIT, padded_vocabulary
+from spec_export.engines.graphs import NGRAM_LIMIT, padded_vocabulary
 from tests import weighing
 from tests.sampling_run import (
-    GARBAGE_IDS,
     KEYS,
     Arrays,
     accept,
+    edit_feeds,
     floats,
     ids,
     padded,
@@ -22,38 +22,7 @@ from tests.sampling_run import (
 )
 from tests.weighing import Edits
 
-CAPACITY = 48
 EVERYTHING = Edits(1.3, 0.7, 0.4, 2, {3: 5.0, 4: -100.0, 9: -np.inf}, (5, 6), 30)
-
-
-def repeated(values: list, slots: int) -> list:
-    return values + [values[0]] * (slots - len(values))
-
-
-def edit_feeds(
-    V: int, prompt: list[int], output: list[int], drafts: list[int], edits: Edits, row0: int = 0
-) -> Arrays:
-    """What the graphs read after `prompt` and `output`; the rest of the history is garbage."""
-    text = [*prompt, *output]
-    history = np.resize(np.array(GARBAGE_IDS), CAPACITY)
-    history[: len(text)] = text
-    bias = list(edits.bias.items()) or [(0, 0.0)]
-    return {
-        "history": history,
-        "n_history": ids(len(text)),
-        "draft_tokens": np.array(drafts, np.int64),
-        "row0": ids(row0),
-        "prompt_counts": np.bincount(prompt, minlength=V).astype(np.float32),
-        "output_counts": np.bincount(output or [0], minlength=V).astype(np.float32) * bool(output),
-        "repetition": floats(edits.repetition),
-        "presence": floats(edits.presence),
-        "frequency": floats(edits.frequency),
-        "ngram": ids(edits.ngram),
-        "bias_ids": ids(*repeated([token for token, _ in bias], BIAS_SLOTS)),
-        "bias_values": floats(*repeated([value for _, value in bias], BIAS_SLOTS)),
-        "end_ids": ids(*repeated(list(edits.end_ids) or [0], END_SLOTS)),
-        "end_from": ids(edits.end_from),
-    }
 
 
 def expected(
@@ -198,7 +167,7 @@ def mask_feeds(rng: np.random.Generator, V: int, rows: int = 3) -> tuple[Arrays,
 
 @pytest.mark.parametrize("V", [3, 64, 1031, 50257])
 def test_a_mask_leaves_what_it_allows(V: int) -> None:
-    """Report 19 (vllm 34650, 31858): every row has its own; bits beyond the vocabulary are nothing."""
+    """Report 19 (vllm 34650, 31858): every row has its own. Bits beyond the vocabulary are idle."""
     feeds, bits = mask_feeds(np.random.default_rng(V), V)
     scores = run("scores+mask", V, feeds)["scores"]
     assert (np.isneginf(scores[:, :V]) == ~bits).all()

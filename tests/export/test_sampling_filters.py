@@ -18,9 +18,8 @@ from spec_export.engines.graphs import LISTED
 from spec_export.engines.lower import lower_sampling
 from tests import weighing
 from tests.sampling_run import (
-    Arrays,
     distribution,
-    floats,
+    filter_feeds,
     ids,
     model,
     open_graph,
@@ -32,17 +31,6 @@ from tests.weighing import Filters
 
 WAYS = ("top", "nucleus", "any", "typical")
 SMALL = (3, 70, 257, 300, 1031)
-
-
-def feeds_of(logits: NDArray, filters: Filters, temperature: float = 1.0) -> Arrays:
-    return {
-        "logits": logits,
-        "temperature": floats(temperature),
-        "top_k": ids(filters.top_k),
-        "top_p": floats(filters.top_p),
-        "min_p": floats(filters.min_p),
-        "typical_p": floats(filters.typical_p),
-    }
 
 
 def defined(logits: NDArray, filters: Filters, temperature: float = 1.0) -> NDArray:
@@ -61,7 +49,7 @@ def ways_for(filters: Filters) -> list[str]:
 def check(logits: NDArray, filters: Filters, temperature: float = 1.0) -> dict[str, bool]:
     """Every way against the definition; returns which of them found the cut."""
     expected = defined(logits, filters, temperature)
-    feeds, found = feeds_of(logits, filters, temperature), {}
+    feeds, found = filter_feeds(logits, filters, temperature), {}
     for way in ways_for(filters):
         made = run(f"distribution+{way}", logits.shape[2], feeds)
         found[way] = not made.get("overflow", ids(0)).any()
@@ -114,7 +102,12 @@ def test_every_way_on_large_vocabularies(V: int) -> None:
     rng = np.random.default_rng(V)
     logits = random_logits(rng, V, "")
     logits[0, 0] *= 4
-    for filters in (Filters(50, 0.9, 0.05), Filters(0, 0.99999), Filters(0, 0.3), Filters(5000, 0.8)):
+    for filters in (
+        Filters(50, 0.9, 0.05),
+        Filters(0, 0.99999),
+        Filters(0, 0.3),
+        Filters(5000, 0.8),
+    ):
         found = check(logits, filters)
         assert found["any"]
         # Close to 1 the rough sums that `nucleus` begins with may miss the cut; it says so.
@@ -137,10 +130,10 @@ def test_typical_may_drop_the_most_probable_token() -> None:
     """arXiv 2202.00666: where one token is far likelier than typical, it is not drawn."""
     p = np.array([0.5, 0.125, 0.125, 0.125, 0.125])
     logits = np.log(p)[None, None].astype(np.float32)  # entropy 2 bits; surprises 1, 3 bits
-    kept = run("distribution+typical", 5, feeds_of(logits, Filters(typical_p=0.4)))["p"]
+    kept = run("distribution+typical", 5, filter_feeds(logits, Filters(typical_p=0.4)))["p"]
     assert (kept[0, :5] > 0).tolist() == [True] * 5, "1 and 3 bits are equally far: a tie"
     logits[0, 0, 0] -= 0.01  # still four times as likely as any other
-    kept = run("distribution+typical", 5, feeds_of(logits, Filters(typical_p=0.4)))["p"]
+    kept = run("distribution+typical", 5, filter_feeds(logits, Filters(typical_p=0.4)))["p"]
     assert (kept[0, :5] > 0).tolist() == [False, True, True, True, True]
 
 
@@ -150,7 +143,7 @@ def test_ties_at_the_threshold_are_all_kept(filters: Filters) -> None:
     p = np.array([4, 1, 4, 1, 1, 4, 1]) / 16
     logits = np.log(p)[None, None].astype(np.float32)
     for way in ways_for(filters):
-        kept = run(f"distribution+{way}", 7, feeds_of(logits, filters))["p"][0, :7]
+        kept = run(f"distribution+{way}", 7, filter_feeds(logits, filters))["p"][0, :7]
         np.testing.assert_allclose(kept, (p > 0.1) / 3, rtol=1e-6)
 
 
@@ -163,7 +156,7 @@ def test_the_ends_of_each_value() -> None:
         assert ((defined(logits, filters) > 0) == best).all()
         assert check(logits, filters)["top"]
     for way in ("any", "nucleus"):  # everything off: nothing is lost but the sum's last bits
-        made = run(f"distribution+{way}", 1031, feeds_of(logits, Filters()))
+        made = run(f"distribution+{way}", 1031, filter_feeds(logits, Filters()))
         if way == "any":
             np.testing.assert_allclose(made["p"], p, rtol=1e-6)
         else:
@@ -179,12 +172,12 @@ def test_filters_are_the_usual_ones() -> None:
         logits = random_logits(rng, V, "wide")
         for filters in (Filters(9, 0.8, 0.02), Filters(0, 0.95), Filters(0, 1, 0.1), Filters(40)):
             scores = torch.tensor(logits[0]) / T
-            for on, warper in (
-                (filters.top_k, lambda: warpers.TopKLogitsWarper(filters.top_k)),
-                (filters.top_p < 1, lambda: warpers.TopPLogitsWarper(filters.top_p)),
-                (filters.min_p, lambda: warpers.MinPLogitsWarper(filters.min_p)),
+            for on, warper, value in (
+                (filters.top_k, warpers.TopKLogitsWarper, filters.top_k),
+                (filters.top_p < 1, warpers.TopPLogitsWarper, filters.top_p),
+                (filters.min_p, warpers.MinPLogitsWarper, filters.min_p),
             ):
-                scores = warper()(None, scores) if on else scores
+                scores = warper(value)(None, scores) if on else scores
             theirs = torch.softmax(scores, -1).numpy()
             np.testing.assert_allclose(defined(logits, filters, T)[:, :V], theirs, atol=1e-6)
         scores = warpers.TypicalLogitsWarper(0.7)(None, torch.tensor(logits[0]) / T)
@@ -198,7 +191,7 @@ def test_a_row_has_the_same_bits_alone_and_among_others() -> None:
     for V in (1031, 50257):
         logits = random_logits(rng, V, "wide", rows=5)
         filters = Filters(0, 0.9, 0.001, 0.8)
-        feeds = feeds_of(logits, filters)
+        feeds = filter_feeds(logits, filters)
         for way in ("none", *WAYS):
             name = "distribution" if way == "none" else f"distribution+{way}"
             whole = run(name, V, feeds)["p"]
@@ -212,7 +205,7 @@ def test_lowered_sums_are_the_same_ones(tmp_path) -> None:
     """Doubles in place of int64 change no bit; `top` is left alone, it sums short lists."""
     rng = np.random.default_rng(7)
     logits = random_logits(rng, 1031, "wide")
-    feeds = feeds_of(logits, Filters(0, 0.9, 0.001, 0.8))
+    feeds = filter_feeds(logits, Filters(0, 0.9, 0.001, 0.8))
     for way in WAYS:
         onnx.save(model(f"filter_{way}", 1031), tmp_path / "graph.onnx")
         lowered = lower_sampling(tmp_path / "graph.onnx", {"R": 2})
@@ -227,7 +220,7 @@ def test_lowered_sums_are_the_same_ones(tmp_path) -> None:
 def test_the_reference_evaluator_agrees() -> None:
     rng = np.random.default_rng(8)
     logits = random_logits(rng, 70, "wide")
-    feeds = feeds_of(logits, Filters(0, 0.8, 0.01, 0.8))
+    feeds = filter_feeds(logits, Filters(0, 0.8, 0.01, 0.8))
     for way in WAYS:
         made, said = (ask(f"distribution+{way}", 70, feeds)["p"] for ask in (run, refer))
         np.testing.assert_allclose(made, said, atol=1e-6, err_msg=way)
@@ -238,7 +231,7 @@ def test_the_reference_evaluator_agrees() -> None:
 def test_a_broken_row_harms_no_other(way: str, bad: float) -> None:
     name = "distribution" if way == "none" else f"distribution+{way}"
     logits = random_logits(np.random.default_rng(9), 1031, "wide", rows=3)
-    feeds = feeds_of(logits, Filters(20 if way != "nucleus" else 0, 0.9, 0.01, 0.9))
+    feeds = filter_feeds(logits, Filters(20 if way != "nucleus" else 0, 0.9, 0.01, 0.9))
     clean = run(name, 1031, feeds)["p"]
     feeds["logits"] = logits.copy()
     feeds["logits"][0, 1, 500] = bad
@@ -250,11 +243,11 @@ def test_a_draft_of_another_vocabulary_is_cut_or_filled_before_the_softmax() -> 
     """Report 22: padded vocabularies of one family; the larger one's extra ids must not appear."""
     logits = np.zeros((1, 1, 128), np.float32)
     logits[..., 100:] = 50  # the draft likes only ids the target lacks
-    feeds = feeds_of(logits, Filters(3))
+    feeds = filter_feeds(logits, Filters(3))
     cut = run("draft_distribution", 100, feeds, 128)["p"]
     np.testing.assert_allclose(cut[0], [0.01] * 100 + [0] * 28, rtol=1e-6)
-    filled = run("draft_distribution", 100, feeds_of(logits[..., :66], Filters()), 66)["p"]
+    filled = run("draft_distribution", 100, filter_feeds(logits[..., :66], Filters()), 66)["p"]
     np.testing.assert_allclose(filled[0], [1 / 66] * 66 + [0] * 62, rtol=1e-6)
     rising = np.arange(66, dtype=np.float32)[None, None]
-    kept = run("draft_distribution+top", 100, feeds_of(rising, Filters(3)), 66)
+    kept = run("draft_distribution+top", 100, filter_feeds(rising, Filters(3)), 66)
     assert np.flatnonzero(kept["p"][0]).tolist() == [63, 64, 65]

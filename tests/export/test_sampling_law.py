@@ -1,4 +1,4 @@
-"""The law of what is emitted over three rounds and more, through the graphs and the product's noise.
+"""The law of what is emitted over three rounds and more, by the graphs and the product's noise.
 
 A toy target and draft, Markov chains over a few tokens, decode speculatively: prefill, then rounds
 of propose and accept, with every group of changes on both. What comes out is held against the law
@@ -20,9 +20,15 @@ from spec_export.engines.graphs import WeighingKey
 from spec_export.runtime.noise import Noise, Stream
 from tests import weighing
 from tests.chi_square import Fit, fit
-from tests.export.test_sampling_edits import edit_feeds
-from tests.export.test_sampling_filters import feeds_of as filter_feeds
-from tests.sampling_run import Bound, distribution, floats, padded, run
+from tests.sampling_run import (
+    Bound,
+    distribution,
+    edit_feeds,
+    filter_feeds,
+    floats,
+    padded,
+    run,
+)
 from tests.weighing import Edits, Filters
 
 THREE = ([0.5, 0.3, 0.2], [0.4, 0.2, 0.4])
@@ -221,6 +227,7 @@ RULES = [
     ("invariant", "greedy"),
 ]
 ALLOWED = np.array([[0, 1, 1], [1, 0, 1], [1, 1, 0]], bool)  # no token twice in a row
+MIXED = np.array([[1, 1, 1], [1, 1, 0], [0, 1, 1]], bool)
 CHANGES = {
     "temperature": Changes(0.6),
     "top-k": Changes(way="top", filters=Filters(2)),
@@ -231,7 +238,9 @@ CHANGES = {
     "penalties": Changes(edits=Edits(1.5, 0.3, 0.4, 0, {1: 0.5})),
     "n-gram": Changes(edits=Edits(ngram=3, end_ids=(2,), end_from=3)),
     "grammar": Changes(allowed=ALLOWED),
-    "everything": Changes(0.9, "top", Filters(2, 0.9, 0.1), Edits(1.2, 0.2, 0.3), ALLOWED | np.eye(3, dtype=bool)),
+    "everything": Changes(
+        0.9, "top", Filters(2, 0.9, 0.1), Edits(1.2, 0.2, 0.3), ALLOWED | np.eye(3, dtype=bool)
+    ),
 }
 
 
@@ -404,7 +413,7 @@ def test_a_forbidden_draft_that_stays_is_refused_and_lossless() -> None:
 
 
 def test_cutting_by_a_grammar_emits_what_the_oracle_says() -> None:
-    """p = (.5, .5, 0) after the grammar, q = (.1, .6, .3) before it: token 0 comes with .35, not .5."""
+    """p = (.5, .5, 0) under the grammar, q = (.1, .6, .3) without: token 0 has .35, not .5."""
     p, q, forbidden = np.array([0.5, 0.5, 0.0]), np.array([0.1, 0.6, 0.3]), 2
     emitted = np.zeros(3)
     for d in range(3):
@@ -437,7 +446,9 @@ def test_under_invariant_nothing_of_the_draft_is_seen(change: str | None) -> Non
             return int(q[: self.V].argmin())
 
     decoders = [Plain("invariant", "drawn", changes)]
-    decoders += [kind("invariant", draft, changes) for kind in (Toy, Full) for draft in ("drawn", "greedy")]
+    decoders += [
+        kind("invariant", draft, changes) for kind in (Toy, Full) for draft in ("drawn", "greedy")
+    ]
     decoders.append(Hostile("invariant", "drawn", changes))
     for seed in range(40):
         texts = {decoder.sequence(Noise(seed), 10 * seed) for decoder in decoders}

@@ -147,7 +147,7 @@ def test_a_stop_string_of_two_tokens_stops_at_every_offset_of_a_block(opened, te
     for prompt, tokens in texts:
         pieces = [opened.text.decode([token]) for token in tokens]
         text = opened.text.decode(tokens)
-        for position in range(1, len(tokens) - 2):
+        for position in range(1, 24):
             stop = (pieces[position] + pieces[position + 1]).strip()
             if len(stop) < 2 or "\ufffd" in stop:
                 continue

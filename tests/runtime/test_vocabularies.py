@@ -24,10 +24,8 @@ NARROW, PADDED = 1031, 1088
 
 
 @pytest.fixture(scope="module")
-def padded_exported(tmp_path_factory):
+def padded_exported(export_pair, tmp_path_factory):
     """A random target that has 57 ids more than the tiny pair's draft, exported with that draft."""
-    from spec_export.export.exporter import export_pair
-
     folder = tmp_path_factory.mktemp("padded")
     checkpoint = save_tiny_model(
         folder / "checkpoint", "llama", vocab_size=PADDED, max_position_embeddings=512

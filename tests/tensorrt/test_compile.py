@@ -59,11 +59,8 @@ def assert_fused(network: Network, spec: ModelSpec, role: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def tiny_half(tmp_path_factory) -> Path:
+def tiny_half(export_pair, tmp_path_factory) -> Path:
     """The tiny pair, exported as float16."""
-    pytest.importorskip("torch")
-    from spec_export.export.exporter import export_pair
-
     out = tmp_path_factory.mktemp("half") / "exported"
     return export_pair(str(TINY / "target"), str(TINY / "draft"), out, dtype="float16").path
 
