@@ -243,7 +243,12 @@ def test_a_signal_in_the_export_leaves_nothing(out, number, code):
     """Sent while the target is traced: the line before it is out, and tracing takes seconds."""
     command = [sys.executable, "-m", "spec_export.cli", "model-to-engine", str(TARGET)]
     run = subprocess.Popen(
-        [*command, "-o", str(out)], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [*command, "-o", str(out)],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        # What a shell starts in the background ignores SIGINT, and hands that down.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert run.stderr is not None
     while not run.stderr.readline().startswith("loading torch"):

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from spec_export.engines.errors import RequestError
-from spec_export.runtime.noise import Noise, Stream, race_size
+from spec_export.engines.ort import HostDevice
+from spec_export.runtime.noise import Noise, PositionRaces, Stream, race_size
 from tests.chi_square import fit
 
 
@@ -182,12 +183,93 @@ def test_keys_out_of_range_are_never_folded_into_others() -> None:
             noise.uniform(out, *key)
 
 
-def test_race_size_is_what_the_graphs_take() -> None:
-    graphs = pytest.importorskip("spec_export.export.sampling_graphs")
-    for V in (3, 64, 65, 1031, 50257, 151_936):
-        model = graphs.sample_graph("temperature", V)
-        shapes = {value.name: list(value.shape) for value in model.graph.inputs}
-        assert shapes["race"] == [race_size(V)]
+def test_a_position_has_its_own_numbers_and_no_other() -> None:
+    """Rule `invariant` draws with them wherever it stands; no round ever does."""
+    out, noise = np.empty(100, np.float32), Noise(3)
+    noise.of_position(out, 17)
+    assert np.array_equal(out, exponentials(100, Noise(3), 17, 0, stream=Stream.POSITION))
+    others = [(18, 0, Stream.POSITION), *((17, 0, s) for s in Stream if s != Stream.POSITION)]
+    for start, row, stream in others:
+        assert not np.isin(out, exponentials(100, noise, start, row, stream=stream)).any()
+
+
+def test_races_of_positions_are_made_once_and_stay_with_their_position() -> None:
+    """Whatever the order rounds and steps ask in, row i holds the race of position start + i."""
+    device, made = HostDevice(), []
+
+    class Counting(Noise):
+        def of_position(self, out: NDArray[np.float32], position: int) -> None:
+            made.append(position)
+            super().of_position(out, position)
+
+    buffer = device.allocate((5, 70), np.float32)
+    races, rng = PositionRaces(device, buffer), np.random.default_rng(0)
+    for seed in (1, 2):
+        noise, start = Counting(seed), 40
+        races.begin(noise)
+        made.clear()
+        for _ in range(60):
+            for count in sorted(rng.integers(1, 6, size=2)):  # drafts one by one, then the round
+                races.fill(start, int(count))
+                for i in range(count):
+                    assert np.array_equal(
+                        buffer.host[i],
+                        exponentials(70, Noise(seed), start + i, 0, stream=Stream.POSITION),
+                    )
+            start += int(rng.integers(1, 6))
+        assert len(made) == len(set(made)), "a position that stays is not made again"
+    races.fill(10, 2)  # the text was taken back
+    assert np.array_equal(buffer.host[1], exponentials(70, Noise(2), 11, 0, stream=Stream.POSITION))
+
+
+def test_correlation_over_all_shifts_of_the_ids() -> None:
+    """Neighbouring positions and rows, at every offset of one against the other.
+
+    5 * 10,000 coefficients, each about normal with deviation n^-1/2: 6.5 of them is 4e-6 in all.
+    """
+    n, noise = 10_000, Noise(9)
+    base = exponentials(n, noise, 500, 0, stream=Stream.POSITION) - 1
+    keys = [(501, 0, Stream.POSITION), (500, 1, Stream.POSITION), (500, 0, Stream.RESIDUAL)]
+    others = [exponentials(n, noise, start, row, stream=s) - 1 for start, row, s in keys]
+    others.append(exponentials(n, Noise(10), 500, 0, stream=Stream.POSITION) - 1)
+    spectrum = np.fft.rfft(base)
+    for other in others:
+        products = np.fft.irfft(spectrum.conj() * np.fft.rfft(other), n) / n
+        assert np.abs(products).max() < 6.5 / np.sqrt(n)
+    own = np.fft.irfft(spectrum.conj() * spectrum, n) / n
+    assert np.abs(own[1:]).max() < 6.5 / np.sqrt(n)
+
+
+def test_a_linear_key_is_seen() -> None:
+    """Negative control: numbers that move with the position are those of another id, shifted."""
+    n = 10_000
+    base = np.random.default_rng(0).standard_exponential(n) - 1
+    shifted = np.roll(base, 37)
+    products = np.fft.irfft(np.fft.rfft(base).conj() * np.fft.rfft(shifted), n) / n
+    assert np.abs(products).max() > 6.5 / np.sqrt(n)
+
+
+def test_the_shortest_of_a_vocabulary_has_the_right_law() -> None:
+    """P(min over V of E < x) = 1 - e^(-V x), for x = 1e-9 to 1e-5: where a peaked row is decided.
+
+    A row of V = 151936 takes its numbers V / 16 at a time; the shortest of so many rows is looked
+    at. float32 `standard_exponential`, the negative control, has zeros.
+    """
+    K, rows = 9_512, 40_000
+    out, noise, rng = np.empty(K, np.float32), Noise(12), np.random.default_rng(12)
+    shortest, control = np.empty(rows), np.empty(rows // 4)
+    for row in range(rows):
+        noise.of_position(out, row)
+        shortest[row] = out.min()
+        if row < len(control):
+            control[row] = rng.standard_exponential(K, np.float32).min()
+    for x in (1e-9, 1e-8, 1e-7, 1e-6, 1e-5):
+        expected = rows * -np.expm1(-K * x)
+        # A count of about so many, Poisson or binomial: 6 deviations, and 3 where few are expected.
+        assert abs((shortest < x).sum() - expected) < 6 * np.sqrt(expected) + 3, x
+    assert (shortest > 0).all()
+    expected = len(control) * -np.expm1(-K * 1e-9)
+    assert (control < 1e-9).sum() > expected + 6 * np.sqrt(expected) + 3
 
 
 def test_noise_needs_no_onnx() -> None:
