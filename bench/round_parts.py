@@ -1,9 +1,10 @@
 """Where the time of a round goes: target, draft, propose, accept, host.
 
-    python bench/round_parts.py BUNDLE [--rounds 100] [--temperature 0]
+    python bench/round_parts.py BUNDLE [--rounds 100] [--temperature 0.8] [--rule block]
+        [--top-k 50] [--top-p 0.95] [--min-p 0.02]
 
-Every engine call is timed from outside; what is left of a round is the host's. The last line is
-one JSON object.
+Every engine call is timed from outside; what is left of a round is the host's, noise included.
+`sampling` is the share of accept, every propose and the host. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -57,16 +58,28 @@ def main() -> None:
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--rule", choices=("reject", "block", "invariant"), default=None)
+    parser.add_argument("--top-k", type=int, default=0)
+    parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument("--min-p", type=float, default=0.0)
     parser.add_argument("--threads", type=int, default=None)
     arguments = parser.parse_args()
 
     opened = open_runtime(arguments.bundle, threads=arguments.threads)
     session = Session(opened)
-    sampling = Sampling(arguments.temperature, 1)
+    sampling = Sampling(
+        arguments.temperature,
+        1,
+        arguments.rule,
+        top_k=arguments.top_k,
+        top_p=arguments.top_p,
+        min_p=arguments.min_p,
+    )
     session.begin(sampling)
     spent: dict[str, float] = defaultdict(float)
     instrument(session, spent)
     shares: dict[str, list[float]] = defaultdict(list)
+    accepted: list[int] = []
     ids = opened.text.encode(chatml_prompts()[6][1])[:256]
     while len(shares["round_ms"]) < arguments.rounds:
         session.rewind(0)
@@ -79,6 +92,7 @@ def main() -> None:
             total = time.perf_counter() - started
             if result.n_draft:
                 shares["round_ms"].append(total * 1e3)
+                accepted.append(result.n_accepted)
                 shares["host"].append(total - sum(spent.values()))
                 for part in ("target", "draft", "propose", "accept"):
                     shares[part].append(spent.get(part, 0.0))
@@ -90,10 +104,13 @@ def main() -> None:
         print(f"{part:>8} {ms:8.3f} ms {ms / whole:7.2%}")
     result = {
         "bundle": arguments.bundle.name,
-        "temperature": arguments.temperature,
+        "temperature": sampling.temperature,
+        "rule": sampling.rule,
+        "filters": [sampling.top_k, sampling.top_p, sampling.min_p],
+        "accepted_per_round": round(statistics.mean(accepted), 3),
         "round_ms": round(whole, 3),
         **{f"{part}_ms": round(ms, 4) for part, ms in medians.items()},
-        "outside_engines": round(outside / whole, 4),
+        "sampling": round(outside / whole, 4),
     }
     print(json.dumps(result))
 

@@ -107,8 +107,13 @@ class Session:
         calls.begin(sampling, constraint)
         self._plain: Plain = "exact_decode" if plain == "verify" and not self.gamma else plain
 
-    def prefill(self, tokens: Sequence[int]) -> None:
+    def prefill(self, tokens: Sequence[int], *, drafts: bool = True) -> None:
         """Take in a prompt, chunk by chunk. Nothing is sampled yet.
+
+        Args:
+            tokens: the prompt.
+            drafts: whether rounds with drafts follow; a drafting model that is needed after all
+                takes the prompt in then.
 
         Raises:
             RequestError: there is text already, the prompt is empty, has ids the model does not
@@ -120,7 +125,7 @@ class Session:
             self._run_chunk(tokens[start : start + rows], start)
         self.history.extend(tokens)
         self._sampling.grow(tokens, is_prompt=True)
-        if self.draft is not None and self.gamma:
+        if isinstance(self.draft, NgramDraft) or (self.draft is not None and drafts):
             self.draft.prefill(tokens)
 
     def first(self) -> RoundResult:

@@ -97,7 +97,7 @@ def test_each_token_is_the_best_of_its_edited_row(name, draft, build_tiny, open_
     if name == "bias":
         sampling = replace(sampling, logit_bias={**sampling.logit_bias, unedited[1]: -100.0})
     found = trace(Session(opened), prompt, TOKENS, 4, sampling=sampling)
-    assert found.accepted, "no round had drafts"
+    assert found.accepted or sampling.no_repeat_ngram == 1, "no round had drafts"
     for token, row in zip(found.tokens, weighed(found, prompt, sampling, opened), strict=False):
         assert row[token] > row.max() - 1e-4, "the best, but for float32 against float64"
     plain = trace(Session(opened), prompt, TOKENS, 0, sampling=sampling)
