@@ -31,6 +31,7 @@ Rule = Literal["reject", "block", "invariant"]
 DraftSampling = Literal["probabilistic", "greedy"]
 Choice = Literal["greedy", "edited", "drawn"]
 
+COLDEST = 1e-6  # below it logits divided by the temperature may leave float32
 _HIGHEST_SEED = 1 << 63  # of the ones drawn here: short enough to read and to type
 
 
@@ -221,6 +222,8 @@ def _filters(sampling: Sampling, manifest: Manifest) -> tuple[Filters, ...]:
 def _check_values(s: Sampling) -> None:
     """Refuse what no bundle can serve."""
     _within("temperature", s.temperature, 0, 1e4)
+    if 0 < s.temperature < COLDEST:
+        raise RequestError(f"temperature={s.temperature}: it is 0, or {COLDEST:g} to 10000")
     _within("top_k", s.top_k, 0, 1 << 31, whole=True)
     _within("top_p", s.top_p, 0, 1)
     _within("min_p", s.min_p, 0, 1)

@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
+from spec_export.engines.graphs import padded_vocabulary, race_blocks
 from spec_export.runtime.noise import Noise, Stream, race_size
-from tests import algorithm1
+from tests import algorithm1, coupling
 from tests.chi_square import fit
 from tests.sampling_run import (
     BELOW_ONE,
@@ -730,3 +731,56 @@ def test_the_race_follows_its_weights_over_blocks_and_inside_them(V: int) -> Non
     assert result.ok, result
     result = fit(counts.reshape(-1, 40).sum(axis=0), np.full(40, 1 / 40))
     assert result.ok, result
+
+
+# --- two races on the same numbers ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("V", [70, 6000])
+def test_races_on_the_same_numbers_agree_as_often_as_theory_says(V: int) -> None:
+    """What rule `invariant` accepts: one race of p and one of q, by the graph."""
+    rng, draws = np.random.default_rng(V), 4_000
+    p, q = algorithm1.softmax(rng.normal(size=(2, V)) * 3)
+    drawers, noise = (Bound("propose_drawn", V), Bound("propose_drawn", V)), Noise(1)
+    for drawer, weights in zip(drawers, (p, q), strict=True):
+        drawer.x["p"][0, :V] = weights
+    agreed = 0
+    for position in range(draws):
+        for drawer in drawers:
+            noise.of_position(drawer.x["race"], position)
+            drawer()
+        agreed += int(drawers[0].y["token"][0] == drawers[1].y["token"][0])
+    expected = coupling.agreement_in_two_heats(*padded_pair(p, q), blocks_of(V))
+    # Binomial: 5 standard deviations are less than one in a million.
+    assert abs(agreed / draws - expected) < 5 * np.sqrt(expected * (1 - expected) / draws)
+    assert expected < np.minimum(p, q).sum(), "rule `reject` accepts more"
+
+
+def test_two_heats_lose_little_against_one() -> None:
+    """Rows as of a language model, ids ordered by frequency. Blocks of neighbours lose more."""
+    V, rng = 50257, np.random.default_rng(2)
+    lost, lost_by_neighbours = [], []
+    for _ in range(6):
+        logits = -1.2 * np.log(np.arange(1, V + 1)) + rng.normal(size=V) * 1.5
+        rows = algorithm1.softmax(np.stack([logits, logits + rng.normal(size=V) * 0.6]))
+        flat = float(coupling.agreement(*rows))
+        pair = padded_pair(*rows)
+        neighbours = np.arange(len(pair[0])).reshape(-1, 64)
+        lost.append(1 - coupling.agreement_in_two_heats(*pair, blocks_of(V)) / flat)
+        kept = coupling.agreement_in_two_heats(*pair, neighbours)
+        lost_by_neighbours.append(1 - kept / flat)
+    assert np.mean(lost) < 0.02
+    assert np.mean(lost_by_neighbours) > 0.04
+
+
+def blocks_of(V: int) -> NDArray[np.int64]:
+    """`[B, n]` ids of the blocks of the first heat."""
+    return np.arange(padded_vocabulary(V)).reshape(-1, race_blocks(V)).T
+
+
+def padded_pair(p: NDArray, q: NDArray) -> tuple[NDArray, NDArray]:
+    """Float64 rows of V64, what is added without noticeable weight."""
+    width = padded_vocabulary(len(p)) - len(p)
+    return np.pad(p, (0, width), constant_values=1e-300), np.pad(
+        q, (0, width), constant_values=1e-300
+    )

@@ -328,6 +328,7 @@ def test_remarks_say_what_is_served_differently(build_tiny, open_once) -> None:
         ({"temperature": -1}, "temperature"),
         ({"temperature": math.nan}, "temperature"),
         ({"temperature": "1"}, "temperature"),
+        ({"temperature": 1e-9}, "temperature"),
         ({"top_k": -1}, "top_k"),
         ({"top_k": 1.5}, "top_k"),
         ({"top_k": True}, "top_k"),
