@@ -253,7 +253,7 @@ def test_the_emitted_law_is_the_targets(rule: str, draft: str) -> None:
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize(("rule", "draft"), RULES)
 def test_the_emitted_law_is_that_of_the_changed_target(rule: str, draft: str, change: str) -> None:
-    result = Toy(rule, draft, CHANGES[change]).fit(1_000)
+    result = Toy(rule, draft, CHANGES[change]).fit(700)
     assert result.ok, result
 
 
