@@ -73,7 +73,7 @@ def judge_invariant(op: Ops, given: Values, rows: Rows, p: ir.Value, V: int) -> 
 
     `race [M, K]` belongs to the positions of the rows, so what is drawn depends on no draft.
 
-    Source: drafter-invariant coupling, arXiv 2408.07978, section 4.
+    Source: drafter-invariant speculative decoding, arXiv 2408.07978.
     """
     return _judge_own(op, rows, draw(op, p, given["race"], V))
 
@@ -114,7 +114,7 @@ def judge_block(op: Ops, given: Values, rows: Rows, p: ir.Value, V: int) -> Verd
     The last draft is the one before the first that cannot be judged: where q breaks down or p has
     nothing left, the round is cut, which is known before that row's token was drawn.
 
-    Source: arXiv 2403.10444, Algorithm 2.
+    Source: block verification, arXiv 2403.10444.
     """
     draft, judged = _judged(op, rows, V)
     p_rows, q_draft = _without_last(op, p), _at_drafts(op, given["q"], draft)  # [G, V64], [G]

@@ -2,7 +2,7 @@
 
 Written from the papers, not from the graphs: float64, one row at a time, nothing padded. p is the
 target's distribution, q the draft's. Token by token it is Algorithm 1 of Leviathan et al. (arXiv
-2211.17192), by blocks Algorithm 2 of Sun et al. (arXiv 2403.10444):
+2211.17192), by blocks that of Sun et al. (arXiv 2403.10444):
 
 - `judge`, `judge_block`, `judge_own`, `judge_greedy`: one round on given random numbers, so that a
   graph can be compared number by number;

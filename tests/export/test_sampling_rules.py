@@ -498,7 +498,7 @@ def test_disjoint_supports_refuse_every_draft(feeds: Arrays) -> None:
 
 
 def test_blocks_keep_at_least_as_much_on_average() -> None:
-    """arXiv 2403.10444, Theorem 2, on random pairs, exactly: no pair keeps less."""
+    """What arXiv 2403.10444 proves, on random pairs and exactly: no pair keeps less."""
     rng = np.random.default_rng(0)
     for _ in range(20):
         p, q = ([Fraction(int(w)) for w in rng.integers(1, 9, size=3)] for _ in range(2))
