@@ -17,9 +17,6 @@ from tests.tiny_checkpoints import (
     expected_logits,
     logits,
     parameter_shapes,
-    save_directory,
-    tiny_config,
-    tiny_model,
 )
 
 
@@ -29,16 +26,6 @@ def no_network(monkeypatch):
         raise AssertionError("asked the hub")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
-
-
-@pytest.fixture(scope="module")
-def llama():
-    return tiny_model(tiny_config("llama"))
-
-
-@pytest.fixture
-def directory(tmp_path, llama):
-    return save_directory(tmp_path / "checkpoint", llama)
 
 
 @pytest.mark.parametrize("source", ["./absent", "absent.gguf", "/a/b/absent", "a/b/c", "~/absent"])

@@ -26,16 +26,6 @@ from tests.tiny_checkpoints import (
 )
 
 
-@pytest.fixture(scope="module")
-def llama():
-    return tiny_model(tiny_config("llama"))
-
-
-@pytest.fixture
-def directory(tmp_path, llama):
-    return save_directory(tmp_path / "checkpoint", llama)
-
-
 def test_a_directory_gives_its_weights_mapped(directory, llama):
     checkpoint = open_checkpoint(str(directory))
     weights = checkpoint.weights_for(parameter_shapes(llama))

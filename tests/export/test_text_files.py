@@ -18,22 +18,9 @@ from tests.tiny_checkpoints import (
     TURN,
     VOCABULARY,
     edit_json,
-    save_directory,
     save_gguf,
-    tiny_config,
-    tiny_model,
     tiny_tokenizer,
 )
-
-
-@pytest.fixture(scope="module")
-def llama():
-    return tiny_model(tiny_config("llama"))
-
-
-@pytest.fixture
-def directory(tmp_path, llama):
-    return save_directory(tmp_path / "checkpoint", llama)
 
 
 @pytest.fixture(scope="module")
