@@ -8,7 +8,7 @@ never moves, so that a bound call stays valid for the life of its session.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -68,14 +68,39 @@ class Buffer:
         return Buffer(self.address, shape, self.dtype, host, self.owner)
 
 
+class Reader(Protocol):
+    """Copies of one buffer to the host that are waited for later.
+
+    Attributes:
+        host: what the last finished copy held; of the buffer's shape and type.
+    """
+
+    host: np.ndarray
+
+    def start(self) -> None:
+        """Enqueue a copy. One is under way at a time."""
+
+    def wait(self) -> None:
+        """Return when the copy that was started last is in `host`."""
+
+
 class Device(Protocol):
-    """Memory of one device and the copies the runtime makes."""
+    """Memory of one device, the copies the runtime makes, and the order of what is enqueued.
+
+    Copies and calls run in the order they were enqueued in. On a GPU they may run later: only
+    `download` and `Reader.wait` say that something has happened.
+
+    Attributes:
+        is_deferred: whether work runs after it was enqueued, so that enqueuing ahead pays.
+    """
+
+    is_deferred: bool
 
     def allocate(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Buffer:
         """Zeroed memory."""
 
     def upload(self, target: Buffer, source: np.ndarray) -> None:
-        """Copy from a host array of the same shape, in enqueue order."""
+        """Copy from a host array of the same shape; it may be changed when this returns."""
 
     def download(self, source: Buffer, target: np.ndarray) -> None:
         """Copy to a host array of the same shape; the data is there on return."""
@@ -85,6 +110,15 @@ class Device(Protocol):
 
     def clear(self, target: Buffer, axis: int, start: int) -> None:
         """Fill with zeros from index `start` of `axis` on, in enqueue order."""
+
+    def reader(self, source: Buffer) -> Reader:
+        """Reads `source` without waiting for it; allocates host memory once."""
+
+    def record(self, work: Callable[[], None]) -> Call:
+        """What `work` enqueues, as one call; a CUDA graph on a GPU. `work` runs once, or is kept.
+
+        `work` may enqueue calls and `copy`; it may not upload, download or read.
+        """
 
 
 class Call(Protocol):
@@ -122,7 +156,7 @@ class Compiled:
     """What `compile` made of a model graph.
 
     Attributes:
-        file: the engine file, relative to the bundle.
+        file: name of the engine file in the directory it was compiled into.
         lowered: notes on what was replaced, such as `GroupQueryAttention: 30 of 30 layers`.
     """
 
@@ -131,10 +165,20 @@ class Compiled:
 
 
 class Backend(Protocol):
-    """An engine library."""
+    """An engine library.
+
+    Attributes:
+        name: as in `--backend` and the manifest.
+        threads: the host's threads an engine computes with.
+        suffix: of its engine files, such as `.onnx`.
+        can_run: whether this machine runs its engines; an engine that was compiled elsewhere, or
+            ahead of time, is checked where it runs.
+    """
 
     name: str
     threads: int
+    suffix: str
+    can_run: bool
 
     @property
     def device(self) -> Device:
@@ -145,7 +189,8 @@ class Backend(Protocol):
     ) -> Compiled:
         """Compile a model graph into the directory `out`, with the cache capacity pinned.
 
-        With `link`, weight files are shared with the exported directory instead of copied.
+        The roles of `spec` are pinned, the dimensions of its tensors are not. With `link`, weight
+        files are shared with the exported directory instead of copied.
         """
 
     def compile_sampling(self, graph: Path, pins: Mapping[str, int], out: Path) -> None:

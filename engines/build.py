@@ -223,7 +223,8 @@ def _compile(
 ) -> tuple[str, ...]:
     """Compile a model and keep its standard graph beside it, for later checks."""
     source, engine = exported / portable.file, work / spec.file
-    compiled = backend.compile_model(source, portable, capacity, engine.parent, link)
+    pinned = replace(portable, roles=spec.roles)
+    compiled = backend.compile_model(source, pinned, capacity, engine.parent, link)
     shutil.copyfile(source, engine.parent / STANDARD_GRAPH)
     return compiled.lowered
 

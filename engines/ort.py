@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnxruntime as ort
 from onnxruntime.capi import _pybind_state as native
 
@@ -25,49 +24,11 @@ from spec_export.engines.backend import Buffer, Compiled
 from spec_export.engines.errors import EngineError
 from spec_export.engines.extras import require
 from spec_export.engines.graphs import ModelSpec, SamplingSpec, TensorSpec
+from spec_export.engines.host import HostDevice
 from spec_export.engines.manifest import DeviceSpec
 
 _HOST = native.OrtDevice(native.OrtDevice.cpu(), native.OrtDevice.default_memory(), 0)
 _QUIET = 3
-
-
-class HostDevice:
-    """Ordinary memory, aligned to 64 bytes."""
-
-    def allocate(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Buffer:
-        """Zeroed memory."""
-        kind = np.dtype(dtype)
-        count = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
-        try:
-            raw = np.zeros(count + 64, np.uint8)
-        except MemoryError as error:
-            raise EngineError(
-                f"no memory for {count} bytes of {list(shape)} {kind}; build with a smaller "
-                "--max-len"
-            ) from error
-        start = -raw.ctypes.data % 64
-        host = raw[start : start + count].view(kind).reshape(shape)
-        return Buffer(host.ctypes.data, tuple(shape), kind, host, raw)
-
-    def upload(self, target: Buffer, source: np.ndarray) -> None:
-        """Copy from a host array."""
-        assert target.host is not None
-        np.copyto(target.host, source)
-
-    def download(self, source: Buffer, target: np.ndarray) -> None:
-        """Copy to a host array."""
-        assert source.host is not None
-        np.copyto(target, source.host)
-
-    def copy(self, source: Buffer, target: Buffer) -> None:
-        """Copy between buffers."""
-        assert source.host is not None and target.host is not None
-        np.copyto(target.host, source.host)
-
-    def clear(self, target: Buffer, axis: int, start: int) -> None:
-        """Fill with zeros from index `start` of `axis` on."""
-        assert target.host is not None
-        target.host[(slice(None),) * axis + (slice(start, None),)] = 0
 
 
 class OrtCall:
@@ -155,6 +116,8 @@ class OrtBackend:
     """ONNX Runtime, CPU execution provider."""
 
     name = "onnxruntime"
+    suffix = ".onnx"
+    can_run = True
 
     def __init__(self, threads: int | None = None) -> None:
         self.device = HostDevice()

@@ -20,8 +20,9 @@ from onnx.reference import ReferenceEvaluator
 from spec_export.engines.backend import Buffer, Compiled
 from spec_export.engines.errors import EngineError
 from spec_export.engines.graphs import ModelSpec, SamplingSpec, TensorSpec
+from spec_export.engines.host import HostDevice
 from spec_export.engines.manifest import DeviceSpec
-from spec_export.engines.ort import HostDevice, external_files
+from spec_export.engines.ort import external_files
 
 
 class ReferenceCall:
@@ -83,6 +84,8 @@ class ReferenceBackend:
     """`onnx.reference` on the host."""
 
     name = "onnx.reference"
+    suffix = ".onnx"
+    can_run = True
 
     def __init__(self) -> None:
         self.device = HostDevice()

@@ -216,7 +216,8 @@ def _filters(sampling: Sampling, manifest: Manifest) -> tuple[Filters, ...]:
         wanted = ("top", "nucleus", "any")
     elif sampling.min_p > 0:
         wanted = ("top", "any")
-    return tuple(f for f in wanted if f"filter_{f}.1" in manifest.sampling)
+    # TensorRT's bundles hold the filters that serve anything, not the quick ones before them.
+    return tuple(f for f in wanted if f"filter_{f}.1" in manifest.sampling or f == wanted[-1])
 
 
 def _check_values(s: Sampling) -> None:

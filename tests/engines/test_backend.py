@@ -8,7 +8,8 @@ import pytest
 from spec_export.engines.backend import Buffer
 from spec_export.engines.bundle import open_bundle
 from spec_export.engines.errors import BundleError, EngineError
-from spec_export.engines.ort import HostDevice, OrtBackend
+from spec_export.engines.host import HostDevice
+from spec_export.engines.ort import OrtBackend
 from spec_export.engines.passes import allocate_caches, bind_role, cache_bytes
 from spec_export.engines.reference import ReferenceBackend
 from spec_export.runtime.opened import make_backend

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from spec_export.engines.errors import RequestError
-from spec_export.engines.ort import HostDevice
+from spec_export.engines.host import HostDevice
 from spec_export.runtime.noise import Noise, PositionRaces, Stream, race_size
 from tests.chi_square import fit
 

@@ -14,7 +14,7 @@ import pytest
 
 from spec_export.engines.errors import RequestError
 from spec_export.engines.graphs import FILTERS
-from spec_export.engines.ort import HostDevice
+from spec_export.engines.host import HostDevice
 from spec_export.runtime import OpenedBundle, Sampling, Session
 from spec_export.runtime.call_chains import Fallback
 from spec_export.runtime.sampling import plan_for, remarks
