@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,10 +27,11 @@ from spec_export.engines.external import check_external
 from spec_export.engines.graphs import (
     GRAPHS_FILE,
     GRAPHS_SCHEMA,
-    Dim,
     GraphsSpec,
     ModelSpec,
+    RoleSpec,
     SamplingSpec,
+    pinned_roles,
 )
 from spec_export.engines.manifest import MANIFEST_FILE, MANIFEST_SCHEMA, Manifest
 from spec_export.engines.probe import probe_exactness
@@ -47,6 +48,8 @@ class BuildOptions:
 
     Attributes:
         gamma: drafts per round, 1 to 16; the verify pass has gamma + 1 rows.
+        narrower: further, smaller ones to build verify passes for: a round of fewer drafts takes
+            the narrowest pass that holds them.
         max_len: tokens of a context, prompt included.
         chunk: rows of a prefill pass.
         link_weights: let the bundle share the files of the exported directory, which goes away, in
@@ -57,6 +60,7 @@ class BuildOptions:
     max_len: int = 1024
     chunk: int = 128
     link_weights: bool = False
+    narrower: tuple[int, ...] = ()
 
 
 def read_exported(path: Path) -> GraphsSpec:
@@ -115,15 +119,13 @@ def build_bundle(
     check_options(options, graphs)
     check_replaceable(out, MANIFEST_FILE)
     memory, hashed = memory or VerifiedFiles(None), VerifiedFiles(None)
-    gamma = options.gamma if graphs.method != "none" else 0
+    gammas = gammas_for(options, graphs.method)
+    gamma = max(gammas, default=0)
     capacity = capacity_for(options, gamma)
-    symbols = {"C": capacity, "G": gamma, "M": gamma + 1}
-    widths = {"chunk": options.chunk, "gamma+1": gamma + 1}
-    models = {name: _pinned(spec, symbols, widths) for name, spec in graphs.models.items()}
-    if graphs.method == "none":
-        target = models["target"]
-        roles = tuple(role for role in target.roles if role.name != "verify")
-        models["target"] = replace(target, roles=roles)
+    models = {
+        name: _pinned(spec, capacity, pinned_roles(spec.roles, options.chunk, gammas))
+        for name, spec in graphs.models.items()
+    }
     with new_directory(out, MANIFEST_FILE) as work:
         lowered, engines = {}, {}
         for name, spec in models.items():
@@ -134,7 +136,7 @@ def build_bundle(
             )
             engines[name] = backend.open_model(work / spec.file, spec)
             _check_engine(backend, work, name, spec, options, progress)
-        sampling = _compile_sampling(backend, exported, graphs, symbols, work)
+        sampling = _compile_sampling(backend, exported, graphs, capacity, gammas, work)
         shutil.copytree(exported / "text", work / "text")
         exactness = probe_exactness(
             backend.device, engines["target"], models["target"], capacity, options.max_len, progress
@@ -148,6 +150,7 @@ def build_bundle(
             source=graphs.source,
             method=graphs.method,
             gamma=gamma,
+            gammas=gammas,
             max_len=options.max_len,
             chunk=options.chunk,
             capacity=capacity,
@@ -177,8 +180,9 @@ def check_options(options: BuildOptions, graphs: GraphsSpec) -> None:
 def check_shapes(options: BuildOptions, method: str, positions: int) -> None:
     """Refuse what a target with `positions` positions cannot serve; see `check_options`."""
     low, high = GAMMA_RANGE
-    if method != "none" and not low <= options.gamma <= high:
-        raise BuildError(f"--gamma {options.gamma} is outside {low} to {high}")
+    for gamma in gammas_for(options, method):
+        if not low <= gamma <= high:
+            raise BuildError(f"--gamma {gamma} is outside {low} to {high}")
     if not 2 <= options.max_len <= positions:
         raise BuildError(
             f"--max-len {options.max_len}: the target has {positions} positions, so a "
@@ -188,15 +192,18 @@ def check_shapes(options: BuildOptions, method: str, positions: int) -> None:
         raise BuildError(f"--chunk {options.chunk} is outside 2 to {LONGEST_CHUNK}")
 
 
+def gammas_for(options: BuildOptions, method: str) -> tuple[int, ...]:
+    """Every gamma that a verify pass is built for, ascending; none without a draft."""
+    return () if method == "none" else tuple(sorted({options.gamma, *options.narrower}))
+
+
 def capacity_for(options: BuildOptions, gamma: int) -> int:
-    """Rows of a cache: the context, the rows a pass may write past it, rounded up to 16."""
+    """Rows of a cache; see `rounded_capacity`."""
     return rounded_capacity(options.max_len, options.chunk, gamma)
 
 
-def _pinned(spec: ModelSpec, symbols: dict[str, int], widths: dict[str, int]) -> ModelSpec:
-    def width(value: Dim) -> int:
-        return widths[value] if isinstance(value, str) else value
-
+def _pinned(spec: ModelSpec, capacity: int, roles: tuple[RoleSpec, ...]) -> ModelSpec:
+    symbols = {"C": capacity}
     return replace(
         spec,
         inputs=tuple(tensor.pinned(symbols) for tensor in spec.inputs),
@@ -205,10 +212,7 @@ def _pinned(spec: ModelSpec, symbols: dict[str, int], widths: dict[str, int]) ->
             replace(s, dims=tuple(symbols.get(d, d) if isinstance(d, str) else d for d in s.dims))
             for s in spec.states
         ),
-        roles=tuple(
-            replace(role, rows=width(role.rows), logit_rows=width(role.logit_rows))
-            for role in spec.roles
-        ),
+        roles=roles,
     )
 
 
@@ -262,16 +266,14 @@ def _compile_sampling(
     backend: Backend,
     exported: Path,
     graphs: GraphsSpec,
-    symbols: dict[str, int],
+    capacity: int,
+    gammas: tuple[int, ...],
     work: Path,
 ) -> dict[str, SamplingSpec]:
     compiled = {}
     for name, spec in graphs.sampling.items():
-        if name.startswith("accept") and graphs.method == "none":
-            continue
-        for rows in _row_counts(name, spec, symbols["M"]):
-            # Edits read drafts even where there are none; an empty tensor is not for every engine.
-            pins = symbols | {"R": rows, "G": max(1, symbols["G"])}
+        for rows, pins in _pins(name, spec, gammas):
+            pins = pins | {"C": capacity}
             label = f"{name}.{rows}" if rows else name
             file = f"sampling/{label}.onnx"
             backend.compile_sampling(exported / spec.file, pins, work / file)
@@ -283,8 +285,22 @@ def _compile_sampling(
     return compiled
 
 
-def _row_counts(name: str, spec: SamplingSpec, verified: int) -> tuple[int, ...]:
-    """Rows of the passes a graph reads: of one token, and of a round; 0 where it does not vary."""
-    if not any("R" in tensor.dims for tensor in spec.inputs):
-        return (0,)
-    return tuple(sorted({1, 1 if name.startswith("draft_") else verified}))
+def _pins(
+    name: str, spec: SamplingSpec, gammas: tuple[int, ...]
+) -> Iterator[tuple[int, dict[str, int]]]:
+    """Rows a graph is built for, with its symbols; 0 where nothing in it varies with them.
+
+    A graph that judges has one form for each round width. One that reads rows of a pass has one for
+    a single row as well, and where it reads drafts, those of the widest round.
+    """
+    dims = {dim for tensor in spec.inputs for dim in tensor.dims}
+    if "M" in dims:
+        yield from ((gamma + 1, {"G": gamma, "M": gamma + 1}) for gamma in gammas)
+        return
+    # Edits read drafts even where there are none; an empty tensor is not for every engine.
+    drafts = {"G": max(1, *gammas, 1)}
+    if "R" not in dims:
+        yield 0, drafts
+        return
+    widths = set() if name.startswith("draft_") else {gamma + 1 for gamma in gammas}
+    yield from ((rows, drafts | {"R": rows}) for rows in sorted({1} | widths))

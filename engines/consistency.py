@@ -7,7 +7,6 @@ contradicts itself has to end here, in one sentence, and not as a stray exceptio
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 from spec_export.engines.errors import SchemaError
@@ -19,6 +18,7 @@ from spec_export.engines.graphs import (
     ModelSpec,
     RoleSpec,
     TensorSpec,
+    pinned_roles,
 )
 from spec_export.engines.manifest import Manifest
 
@@ -42,7 +42,7 @@ def check_graphs(graphs: GraphsSpec, origin: str) -> None:
     Raises:
         SchemaError: naming the part that does not fit.
     """
-    _check_models(graphs.models, graphs.method, "C", {}, origin)
+    _check_models(graphs.models, _roles(graphs.method), "C", origin)
     names = {"sample_greedy", "sample_drawn", "distribution", "accept_greedy", "accept_one_hot"}
     if graphs.method == "model":
         names |= {"accept_dense", "propose_greedy", "propose_drawn"}
@@ -55,22 +55,29 @@ def check_manifest(manifest: Manifest, origin: str) -> None:
     Raises:
         SchemaError: naming the part that does not fit.
     """
-    method, gamma = manifest.method, manifest.gamma
+    method, gamma, gammas = manifest.method, manifest.gamma, manifest.gammas
     low, high = (0, 0) if method == "none" else GAMMA_RANGE
     _within("gamma", gamma, low, high, origin)
+    for narrower in gammas:
+        _within("gammas", narrower, low, high, origin)
+    widest = () if method == "none" else (gamma,)
+    _equal("gammas", (gammas, gammas[-1:]), (tuple(sorted(set(gammas))), widest), origin)
     _within("chunk", manifest.chunk, 2, LONGEST_CHUNK, origin)
     _within("max_len", manifest.max_len, 2, _LARGEST_DIM, origin)
     capacity = rounded_capacity(manifest.max_len, manifest.chunk, gamma)
     _equal("capacity", manifest.capacity, capacity, origin)
     _within("device.threads", manifest.device.threads, 1, _MOST_THREADS, origin)
-    widths = {"chunk": manifest.chunk, "gamma+1": gamma + 1}
-    _check_models(manifest.models, method, capacity, widths, origin)
+    pinned = {
+        name: pinned_roles(roles, manifest.chunk, gammas) for name, roles in _roles(method).items()
+    }
+    _check_models(manifest.models, pinned, capacity, origin)
     _within("max_len", manifest.max_len, 2, manifest.models["target"].max_position, origin)
     names = {"sample_greedy", "sample_drawn", "distribution.1"}
-    if method != "none":
-        names |= {"accept_greedy", "accept_one_hot", f"distribution.{gamma + 1}"}
+    for rows in (gamma + 1 for gamma in gammas):
+        names |= {f"{name}.{rows}" for name in ("accept_greedy", "accept_one_hot", "distribution")}
+        names |= {f"accept_dense.{rows}"} if method == "model" else set()
     if method == "model":
-        names |= {"accept_dense", "propose_greedy", "propose_drawn"}
+        names |= {"propose_greedy", "propose_drawn"}
     _need(names, manifest.sampling, origin)
     tokenizer = manifest.files.get(manifest.text.tokenizer)
     recorded = manifest.text.tokenizer_sha256
@@ -78,30 +85,27 @@ def check_manifest(manifest: Manifest, origin: str) -> None:
 
 
 def rounded_capacity(max_len: int, chunk: int, gamma: int) -> int:
-    """Rows of a cache: the context, the rows a pass may write past it, rounded up to 16."""
-    return -(-(max_len + max(chunk, gamma + 1, 2)) // 16) * 16
+    """Rows of a cache: the context and the rows that may be written past it, rounded up to 16.
+
+    Two rounds may be under way: the second is enqueued before it is known where the first ended.
+    """
+    return -(-(max_len + max(chunk, 2 * (gamma + 1))) // 16) * 16
+
+
+def _roles(method: str) -> dict[str, tuple[RoleSpec, ...]]:
+    roles: dict[str, tuple[RoleSpec, ...]] = {"target": TARGET_ROLES}
+    return roles | ({"draft": DRAFT_ROLES} if method == "model" else {})
 
 
 def _check_models(
-    models: dict[str, ModelSpec], method: str, capacity: Dim, widths: dict[str, int], origin: str
+    models: dict[str, ModelSpec],
+    wanted: dict[str, tuple[RoleSpec, ...]],
+    capacity: Dim,
+    origin: str,
 ) -> None:
-    wanted: dict[str, tuple[RoleSpec, ...]] = {"target": TARGET_ROLES}
-    if method == "model":
-        wanted["draft"] = DRAFT_ROLES
     _equal("models", sorted(models), sorted(wanted), origin)
     for name, roles in wanted.items():
-        if widths and method == "none":
-            roles = tuple(role for role in roles if role.name != "verify")
-        pinned = tuple(_pinned(role, widths) for role in roles)
-        _check_model(models[name], pinned, capacity, f"{origin}: models.{name}")
-
-
-def _pinned(role: RoleSpec, widths: dict[str, int]) -> RoleSpec:
-    return replace(
-        role,
-        rows=widths.get(str(role.rows), role.rows),
-        logit_rows=widths.get(str(role.logit_rows), role.logit_rows),
-    )
+        _check_model(models[name], roles, capacity, f"{origin}: models.{name}")
 
 
 def _check_model(spec: ModelSpec, roles: tuple[RoleSpec, ...], capacity: Dim, origin: str) -> None:

@@ -199,6 +199,35 @@ DRAFT_ROLES = (
 )
 
 
+def verify_name(gamma: int, widest: int) -> str:
+    """The role that verifies rounds of up to `gamma` drafts; `verify` is the widest one."""
+    return "verify" if gamma == widest else f"verify_{gamma}"
+
+
+def pinned_roles(
+    roles: tuple[RoleSpec, ...], chunk: int, gammas: tuple[int, ...]
+) -> tuple[RoleSpec, ...]:
+    """Roles with numbers for rows.
+
+    Args:
+        roles: of an exported directory, whose rows may be `chunk` and `gamma+1`.
+        chunk: rows of a prefill pass.
+        gammas: drafts that rounds are built for, ascending; none without a draft.
+
+    Returns:
+        The roles, `verify` once for each gamma and the widest first.
+    """
+    pinned: list[RoleSpec] = []
+    for role in roles:
+        if role.rows == "gamma+1":
+            for gamma in reversed(gammas):
+                name, rows = verify_name(gamma, gammas[-1]), gamma + 1
+                pinned.append(replace(role, name=name, rows=rows, logit_rows=rows))
+        else:
+            pinned.append(replace(role, rows=chunk if role.rows == "chunk" else role.rows))
+    return tuple(pinned)
+
+
 # --- sampling: what export and runtime have to agree on -----------------------------------------
 
 BLOCK = 64  # rows of the sampling graphs are padded to whole blocks of tokens

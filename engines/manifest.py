@@ -71,7 +71,8 @@ class Manifest:
         producer: what made it, name to version.
         source: what the checkpoints were called.
         method: `model`, `ngram` or `none`.
-        gamma: drafts per round the verify pass was built for; 0 without a draft.
+        gamma: drafts per round the widest verify pass was built for; 0 without a draft.
+        gammas: all that a verify pass was built for, ascending; none without a draft.
         max_len: tokens of a context, prompt included.
         chunk: rows of a prefill pass.
         capacity: rows of a cache: `max_len` and the widest pass, rounded up.
@@ -91,6 +92,7 @@ class Manifest:
     source: dict[str, str]
     method: Literal["model", "ngram", "none"]
     gamma: int
+    gammas: tuple[int, ...]
     max_len: int
     chunk: int
     capacity: int

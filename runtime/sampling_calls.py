@@ -68,7 +68,9 @@ class SamplingCalls:
         self._q = self._new((gamma, self._width), np.float32) if is_weighed else None
         self._overflow = self._new((1,), np.int64)
         self.sample: dict[str, Call] = {
-            name: self._bind_sample(role) for name, role in roles.items() if name != "verify"
+            name: self._bind_sample(role)
+            for name, role in roles.items()
+            if not name.startswith("verify")
         }
         self.propose: list[Call] = [self._bind_propose(i, x) for i, x in enumerate(draft_logits)]
         self.accept: Call | None = self._bind_accept(roles["verify"]) if "verify" in roles else None
@@ -280,7 +282,10 @@ class SamplingCalls:
             bound |= {} if plan.is_positional else {"uniform": self._uniform_buffer}
         if self._q is not None:
             bound["q"] = self._q
-        return _after(weighing, self._opened.sampling[f"accept_{plan.accept}"].bind("run", bound))
+        return _after(
+            weighing,
+            self._opened.sampling[f"accept_{plan.accept}.{verify.rows}"].bind("run", bound),
+        )
 
     def _bind_lists(self, roles: Mapping[str, BoundRole]) -> dict[str, Call]:
         shape = (self._rows, TOP_LOGPROBS)

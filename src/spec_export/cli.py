@@ -45,7 +45,7 @@ def _model_to_engine(
     target: opt.Target,
     output: opt.BundleOut,
     draft: opt.Draft = "ngram",
-    gamma: opt.BuiltGamma = 4,
+    gamma: opt.BuiltGamma = "4",
     max_len: opt.MaxLen = None,
     chunk: opt.Chunk = 128,
     dtype: opt.Dtype = opt.ElementTypeName.float32,
@@ -60,7 +60,7 @@ def _model_to_engine(
     from spec_export.console import Steps, print_rows
 
     checkpoints = making.Checkpoints(target, draft, dtype.value, trust_remote_code)
-    shapes = making.Shapes(gamma, max_len, chunk, threads)
+    shapes = making.Shapes(making.parse_gammas(gamma), max_len, chunk, threads)
     with Steps(quiet=quiet) as steps:
         made = making.model_to_engine(
             checkpoints, shapes, output, backend.value, keep_exported, steps
@@ -93,7 +93,7 @@ def _export(
 def _build(
     exported: opt.Exported,
     output: opt.BundleOut,
-    gamma: opt.BuiltGamma = 4,
+    gamma: opt.BuiltGamma = "4",
     max_len: opt.MaxLen = None,
     chunk: opt.Chunk = 128,
     backend: opt.Backend = opt.BackendName.onnxruntime,
@@ -104,7 +104,7 @@ def _build(
     from spec_export import making, making_report
     from spec_export.console import Steps, print_rows
 
-    shapes = making.Shapes(gamma, max_len, chunk, threads)
+    shapes = making.Shapes(making.parse_gammas(gamma), max_len, chunk, threads)
     with Steps(quiet=quiet) as steps:
         made = making.build(exported, shapes, output, backend.value, steps)
     if not quiet:

@@ -120,7 +120,7 @@ def _bundle(path: Path) -> OpenedBundle:
         f"   spec-export model-to-engine {file.name} --draft ngram -o {path}\n"
     )
     checkpoints = Checkpoints(str(file), "ngram", "float32", trust_remote_code=False)
-    shapes = Shapes(gamma=4, max_len=None, chunk=128, threads=None)
+    shapes = Shapes(gammas=(4,), max_len=None, chunk=128, threads=None)
     with Steps() as steps:
         made = model_to_engine(checkpoints, shapes, path, "onnxruntime", None, steps)
     print()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from spec_export.console import Steps, print_rows, size
 from spec_export.engines.errors import IntegrityError
-from spec_export.making_report import METHODS, Rows, device, exactness, parity_rows
+from spec_export.making_report import METHODS, Rows, device, exactness, gammas, parity_rows
 
 if TYPE_CHECKING:
     from spec_export.engines.bundle import Bundle
@@ -61,7 +61,7 @@ def bundle_rows(bundle: Bundle) -> Rows:
         ("hash", bundle.sha256),
         ("created", manifest.created),
         *_source_rows(manifest.source, manifest.producer),
-        ("method", f"{METHODS[manifest.method]}, gamma {manifest.gamma}"),
+        ("method", f"{METHODS[manifest.method]}, gamma {gammas(manifest)}"),
         ("context", f"{manifest.max_len} tokens (caches of {manifest.capacity} rows)"),
         *_model_rows(manifest.models),
         ("memory", f"one session's caches {size(caches)}"),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spec_export.console import Steps, size
-from spec_export.engines.errors import BuildError
+from spec_export.engines.errors import BuildError, RequestError
 
 if TYPE_CHECKING:
     from spec_export.engines.build import BuildOptions
@@ -44,7 +44,7 @@ class Checkpoints:
 class Shapes:
     """What a build pins; `max_len` None: 1024, or all positions of a model with fewer."""
 
-    gamma: int
+    gammas: tuple[int, ...]
     max_len: int | None
     chunk: int
     threads: int | None
@@ -57,7 +57,20 @@ class Shapes:
         max_len = self.max_len
         if max_len is None:
             max_len = min(BuildOptions.max_len, positions)
-        return BuildOptions(self.gamma, max_len, self.chunk, self.link_weights)
+        *narrower, gamma = sorted(self.gammas)
+        return BuildOptions(gamma, max_len, self.chunk, self.link_weights, tuple(narrower))
+
+
+def parse_gammas(text: str) -> tuple[int, ...]:
+    """`4` or `2,4,8`.
+
+    Raises:
+        RequestError: something else.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.removeprefix("-").isdecimal() for part in parts):
+        raise RequestError(f"--gamma {text}: one or more whole numbers, such as 4 or 2,4,8")
+    return tuple(int(part) for part in parts)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from spec_export.console import size
 if TYPE_CHECKING:
     from spec_export.engines.bundle import Bundle
     from spec_export.engines.graphs import ParitySpec
-    from spec_export.engines.manifest import DeviceSpec, ExactnessSpec
+    from spec_export.engines.manifest import DeviceSpec, ExactnessSpec, Manifest
     from spec_export.export.exporter import ExportedPair
     from spec_export.making import Made
     from spec_export.runtime.compare import SelfCheck
@@ -26,6 +26,11 @@ MEANING = {
     "none": "bits depend on the width of a pass, so nothing is promised bit by bit",
     "unprobed": "another device than at the build; `spec-export check` probes this one",
 }
+
+
+def gammas(manifest: Manifest) -> str:
+    """Drafts per round that a bundle was built for."""
+    return ", ".join(map(str, manifest.gammas)) or "0"
 
 
 def exported_rows(pair: ExportedPair) -> Rows:
@@ -48,7 +53,7 @@ def made_rows(made: Made) -> Rows:
     return [
         ("bundle", f"{path} ({size(bundle_bytes(made.bundle))})"),
         ("hash", made.bundle.sha256),
-        ("method", f"{METHODS[manifest.method]}, gamma {manifest.gamma}"),
+        ("method", f"{METHODS[manifest.method]}, gamma {gammas(manifest)}"),
         ("context", f"{manifest.max_len} tokens, prefill {manifest.chunk} at a time"),
         *parity_rows(manifest.parity),
         *(("lowered", f"{name}: {', '.join(how)}") for name, how in manifest.lowered.items()),

@@ -83,7 +83,12 @@ Draft = Annotated[
     ),
 ]
 BuiltGamma = Annotated[
-    int, _shown("Drafts per round, 1 to 16; fixed in the bundle.", metavar="N", group=_DRAFTS)
+    str,
+    _shown(
+        "Drafts per round, 1 to 16, or several to choose from, such as 2,4,8.",
+        metavar="N",
+        group=_DRAFTS,
+    ),
 ]
 MaxLen = Annotated[
     int | None,
