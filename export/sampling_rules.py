@@ -6,12 +6,14 @@ were drawn from. All rules emit the law of p, whatever q is.
 - Rows at and beyond `n_draft` may hold anything, NaN and ids outside the vocabulary included:
   they are refused by a comparison, and what they hold is multiplied into nothing. Row `n_draft`
   draws from p itself: one formula, no special case for a round that is accepted whole.
-- A residual without mass draws from p. So does a row whose q is NaN, which is always refused.
+- A residual without mass draws from p. So does a row whose q is empty (the draft has no token that
+  may come) or NaN, which is always refused.
 - Comparisons are strict, `u q < p`: u = 0 does not accept a token of probability 0.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -97,7 +99,10 @@ def judge_dense(op: Ops, given: Values, rows: Rows, p: ir.Value, V: int) -> Verd
     Source: arXiv 2211.17192, Algorithm 1; arXiv 2302.01318, Algorithm 2.
     """
     draft, judged = _judged(op, rows, V)
-    bar = op.Mul(given["uniform"], _at_drafts(op, given["q"], draft))  # [G]
+    q_draft = _at_drafts(op, given["q"], draft)  # [G]
+    # Where q is empty, whatever came out was not drawn from it.
+    is_from_q = op.Greater(q_draft, 0.0)
+    bar = op.Where(is_from_q, op.Mul(given["uniform"], q_draft), math.inf)
     n_accepted = _first_refused(op, judged, op.Concat(bar, [1.0], axis=0), at(op, p, draft))
     p_row = op.Gather(p, n_accepted)  # [1, V64]
     residual = op.Relu(op.Sub(p_row, _row_of_q(op, given, n_accepted)))
@@ -175,7 +180,7 @@ def _last_token(
 ) -> Verdict:
     """Draw from the residual where a draft was refused and something is left, else from p."""
     refused = op.Gather(judged, n_accepted)  # [1], false in row n_draft: nothing to take off there
-    has_mass = op.Greater(op.ReduceMax(residual, keepdims=0), 0.0)  # false for NaN
+    has_mass = op.Greater(op.ReduceMax(residual, keepdims=0), NO_WEIGHT)  # false for NaN
     chosen = op.Cast(op.And(refused, has_mass), to=ir.DataType.INT64)  # [1]
     weights = op.Gather(op.Concat(p_row, residual, axis=0), chosen)  # [1, V64]
     return Verdict(n_accepted, draw(op, weights, given["race"], V))
