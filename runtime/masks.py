@@ -14,12 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spec_export.engines.backend import Buffer, Device
+from spec_export.engines.errors import RequestError
 from spec_export.engines.graphs import padded_vocabulary
 from spec_export.runtime.sampling import Sampling
 
 
 class Constraint(Protocol):
-    """Which tokens a grammar lets follow; `grammar.GrammarState` is one."""
+    """Which tokens a grammar lets follow; `grammar.GrammarState` is one.
+
+    `fill` and `advance` may raise RequestError, and have changed nothing then.
+    """
 
     def fill(self, words: NDArray[np.int32]) -> None:
         """Write the mask of the next token: bit i % 16 of word i // 16 for token i."""
@@ -87,18 +91,30 @@ class TokenMasks:
     def fill(self, n_draft: int) -> None:
         """Make the masks of the rows up to that after `n_draft` drafts, which are on the device.
 
-        A draft that is not allowed has no weight in its row, and no row after it counts.
+        A draft that is not allowed has no weight in its row, and no row after it counts. After one
+        that leads the grammar to where it cannot go on, nothing may come: it may yet be refused.
+
+        Raises:
+            RequestError: the grammar cannot go on after the text itself.
         """
         constraint, taken = self._constraint, 0
         assert constraint is not None
         if n_draft:
             self._device.download(self._drafts, self._draft_ids)
-        for row in range(n_draft + 1):
-            constraint.fill(self._words)
-            np.copyto(self._halves[row], self._words, casting="unsafe")
-            np.bitwise_and(self._masks[row], self._listed, out=self._masks[row])
-            if row == n_draft or not constraint.advance(int(self._draft_ids[row])):
+        self._fill_row(0, constraint)
+        for row in range(1, n_draft + 1):
+            try:
+                if not constraint.advance(int(self._draft_ids[row - 1])):
+                    break
+                taken = row
+                self._fill_row(row, constraint)
+            except RequestError:
+                self._masks[row] = 0
                 break
-            taken += 1
         constraint.rollback(taken)
         self._device.upload(self.buffer, self._masks)
+
+    def _fill_row(self, row: int, constraint: Constraint) -> None:
+        constraint.fill(self._words)
+        np.copyto(self._halves[row], self._words, casting="unsafe")
+        np.bitwise_and(self._masks[row], self._listed, out=self._masks[row])
