@@ -10,8 +10,9 @@ from __future__ import annotations
 import gc
 import math
 import threading
+import weakref
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,7 @@ class CudaDevice:
     """
 
     is_deferred = True
+    alignment = 256  # what TensorRT asks of every address
 
     def __init__(self, index: int = 0, api: CudaApi | None = None) -> None:
         self.api = load_api() if api is None else api
@@ -80,7 +82,10 @@ class CudaDevice:
         self._stream = self.api.call("cudaStreamCreateWithFlags", flags)
         self._handle = int(self._stream)
         self._retired = Retired(self.api, self._stream, lambda: local.capture is not None)
-        self._retired.follow(self, partial(self.api.attempt, "cudaStreamDestroy", self._stream))
+        self._retired.follow(self, self._retired.close)
+        # Nothing may still run when the process takes its libraries apart.
+        weakref.finalize(self, self._retired.settle)
+        self._ring = StagingRing(self.api, self._retired)
         kinds = self.api.runtime.cudaMemcpyKind
         self._to_host, self._within = kinds.cudaMemcpyDeviceToHost, kinds.cudaMemcpyDeviceToDevice
 
@@ -204,10 +209,6 @@ class CudaDevice:
     def _copy(self, target: int, source: int, count: int) -> None:
         if count:
             self.api.call("cudaMemcpyAsync", target, source, count, self._within, self.current())
-
-    @cached_property
-    def _ring(self) -> StagingRing:
-        return StagingRing(self.api, self._retired)
 
     # --- recorded work ----------------------------------------------------------------------------
 

@@ -58,11 +58,23 @@ class Retired:
             return
         try:
             noted = [self._noted.popleft() for _ in range(len(self._noted))]
-            self._api.attempt("cudaStreamSynchronize", self._stream)
+            self.settle()
             for free in noted:
                 free()
         finally:
             self._lock.release()
+
+    def settle(self) -> None:
+        """Wait for the stream, or for the whole GPU where the stream has gone already."""
+        if self._stream is not None:
+            self._api.attempt("cudaStreamSynchronize", self._stream)
+        else:
+            self._api.attempt("cudaDeviceSynchronize")
+
+    def close(self) -> None:
+        """Give the stream back. Whatever else went at the same time may be freed after it."""
+        stream, self._stream = self._stream, None
+        self._api.attempt("cudaStreamDestroy", stream)
 
 
 class PinnedBytes:
@@ -78,7 +90,7 @@ class PinnedBytes:
         self.address = int(api.call("cudaHostAlloc", max(1, count), 0))
         block = (ctypes.c_uint8 * max(1, count)).from_address(self.address)
         retired.follow(block, partial(api.attempt, "cudaFreeHost", self.address))
-        self.array = np.frombuffer(block, np.uint8)[:count]
+        self.array = np.frombuffer(memoryview(block), np.uint8)[:count]
         self.array[:] = 0
 
 
