@@ -7,6 +7,8 @@ for the engines that have a use for them, and another filter serves what they wo
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from spec_export.engines.graphs import FILTERS, weighing_keys
 
 _OPTIONAL = ("filter_top", "filter_nucleus")
@@ -34,8 +36,31 @@ def exported_sampling(method: str, *, draft_differs: bool = False) -> frozenset[
     return frozenset(names)
 
 
+def missing_sampling(
+    found: Collection[str], method: str, gammas: tuple[int, ...], *, draft_differs: bool = False
+) -> list[str]:
+    """Names that a manifest lacks of those it needs, in order.
+
+    A quick filter that is there for one pass has to be there for all.
+
+    Args:
+        found: the names it has.
+        method: `model`, `ngram` or `none`.
+        gammas: drafts that rounds are built for; none without a draft.
+        draft_differs: as above.
+    """
+    stems = {name.partition(".")[0] for name in found}
+    unused = [name for name in _OPTIONAL if name not in stems]
+    needed = needed_sampling(method, gammas, draft_differs=draft_differs, without=unused)
+    return sorted(needed.difference(found))
+
+
 def needed_sampling(
-    method: str, gammas: tuple[int, ...], *, draft_differs: bool = False
+    method: str,
+    gammas: tuple[int, ...],
+    *,
+    draft_differs: bool = False,
+    without: Collection[str] = _OPTIONAL,
 ) -> frozenset[str]:
     """Names that a manifest needs: those of `exported_sampling` with the rows of each pass.
 
@@ -43,12 +68,13 @@ def needed_sampling(
         method: `model`, `ngram` or `none`.
         gammas: drafts that rounds are built for; none without a draft.
         draft_differs: as above.
+        without: quick filters that the bundle does without.
     """
     exported = exported_sampling(method, draft_differs=draft_differs)
     verified = tuple(gamma + 1 for gamma in gammas)
     return frozenset(
         f"{name}.{rows}" if rows else name
-        for name in exported.difference(_OPTIONAL)
+        for name in exported.difference(without)
         for rows in _rows_of(name, verified)
     )
 

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from spec_export.engines.sampling_names import exported_sampling, needed_sampling
+from spec_export.engines.sampling_names import exported_sampling, missing_sampling, needed_sampling
 from spec_export.runtime import Sampling
 from spec_export.runtime.sampling import Plan, plan_for
 from tests.conftest import Build, Open
@@ -41,6 +41,21 @@ def test_every_width_has_its_own() -> None:
     narrower = needed_sampling("model", (4,), draft_differs=True)
     assert {name for name in narrower if name.startswith("draft_") and name.endswith(".5")} == set()
     assert "draft_distribution+mask.1" in narrower
+
+
+@pytest.mark.parametrize("draft", ["pair", "ngram", "none"])
+def test_what_is_missing_is_named(draft: str, build_tiny: Build, open_once: Open) -> None:
+    """A filter that was missing used to be left out of the draw, without a word."""
+    manifest = open_once(build_tiny(draft)).manifest
+    found, kind = set(manifest.sampling), (manifest.method, manifest.gammas)
+    assert missing_sampling(found, *kind) == []
+    for name in needed_sampling(*kind):
+        assert missing_sampling(found - {name}, *kind) == [name]
+    for filters in QUICK:
+        there = {name for name in found if name.startswith(filters)}
+        assert missing_sampling(found - there, *kind) == [], "another one serves what it would"
+        if len(there) > 1:
+            assert missing_sampling(found - {f"{filters}.1"}, *kind) == [f"{filters}.1"]
 
 
 OPTIONS: dict[str, list[object]] = {
