@@ -9,7 +9,7 @@ import math
 
 from spec_export.engines.errors import RequestError
 
-LARGEST_GAMMA = 1024
+LARGEST_GAMMA = 256
 LARGEST_COST = 1e6
 
 

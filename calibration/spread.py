@@ -11,6 +11,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from spec_export.calibration.ranges import check_alpha, check_gamma, check_number
 from spec_export.calibration.theory import Costs
 
@@ -59,14 +61,15 @@ def rounds_spread(law: Sequence[float], tokens: int) -> Spread:
     both moments follow from those of shorter texts; the last round may overshoot.
     """
     check_number("tokens", tokens, 1, _LONGEST_TEXT)
-    first, second = [0.0], [0.0]
-    for left in range(1, tokens + 1):
-        before = [max(0, left - n - 1) for n in range(len(law))]
-        mean = math.fsum(p * first[b] for p, b in zip(law, before, strict=True))
-        square = math.fsum(p * second[b] for p, b in zip(law, before, strict=True))
-        first.append(1 + mean)
-        second.append(1 + 2 * mean + square)
-    return Spread(first[-1], math.sqrt(max(0.0, second[-1] - first[-1] ** 2)))
+    backwards = np.asarray(law, np.float64)[::-1]  # of the longest round first, as history lies
+    size = len(backwards)
+    first, second = np.zeros((2, size + tokens))  # entries up to `size` are of texts already done
+    for left in range(size, size + tokens):
+        mean = float(backwards @ first[left - size : left])
+        first[left] = 1 + mean
+        second[left] = 1 + 2 * mean + float(backwards @ second[left - size : left])
+    mean, square = float(first[-1]), float(second[-1])
+    return Spread(mean, math.sqrt(max(0.0, square - mean**2)))
 
 
 def latency_spread(alpha: float, gamma: int, costs: Costs, tokens: int) -> Spread:

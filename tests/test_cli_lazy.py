@@ -28,7 +28,7 @@ HEAVY = (
     "optimum",
     "scipy",
 )
-COMMANDS = ("model-to-engine", "export", "build", "run", "inspect", "check")
+COMMANDS = ("model-to-engine", "export", "build", "run", "inspect", "check", "plan")
 
 PROBE = """
 import json, sys

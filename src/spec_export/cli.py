@@ -209,6 +209,21 @@ def _check(
         raise typer.Exit(1)
 
 
+@app.command("plan", cls=Command)
+def _plan(
+    alpha: opt.Alpha = None,
+    cost_ratio: opt.CostRatio = None,
+    verify_cost: opt.VerifyCost = None,
+    gamma_max: opt.GammaMax = None,
+    report: opt.Report = None,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Does speculation pay, and with what gamma? From supposed or measured numbers."""
+    from spec_export.planning import Supposed, plan
+
+    plan(Supposed(alpha, cost_ratio, verify_cost, gamma_max), report, as_json=as_json)
+
+
 def main() -> None:
     """Run the program."""
     run(app)

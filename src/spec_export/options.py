@@ -10,6 +10,7 @@ import typer
 
 # Groups of options in the help of a command.
 _DRAFTS, _SHAPES, _SAMPLING, _OUTPUT = "Drafts", "Shapes", "Sampling", "Output"
+_SPECULATION = "Speculation"
 
 
 class BackendName(str, Enum):
@@ -124,6 +125,42 @@ Law = Annotated[
     bool, _option("Also test the emitted law of every rule: chi-square over rounds.", "--law")
 ]
 AsJson = Annotated[bool, _option("One JSON object on stdout.", "--json")]
+
+# --- planning -----------------------------------------------------------------------------------
+
+Alpha = Annotated[
+    float | None,
+    _option("Share of tested drafts that are accepted, 0 to 1.", metavar="A", group=_SPECULATION),
+]
+CostRatio = Annotated[
+    float | None,
+    _option(
+        "Time of a draft step over that of a target step; 0 for look-up.",
+        metavar="C",
+        group=_SPECULATION,
+    ),
+]
+VerifyCost = Annotated[
+    Path | None,
+    _option(
+        "Measured times of target passes by rows: docs/calibration.md.",
+        metavar="FILE",
+        group=_SPECULATION,
+        default="a pass over more rows costs a plain step",
+    ),
+]
+GammaMax = Annotated[
+    int | None,
+    _option(
+        "The largest gamma to weigh.",
+        metavar="N",
+        group=_SPECULATION,
+        default="32, or as far as the file reaches",
+    ),
+]
+Report = Annotated[
+    Path | None, _option("Write it as a page (HTML) as well.", metavar="FILE", group=_OUTPUT)
+]
 
 # --- running ------------------------------------------------------------------------------------
 

@@ -1,0 +1,71 @@
+"""`plan` on the command line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+
+def test_plan_prints_a_verdict_a_table_and_a_chart(cli):
+    called = cli("plan", "--alpha", 0.8, "--cost-ratio", 0.1)
+    assert called.code == 0
+    lines = called.out.splitlines()
+    assert lines[0].startswith("gamma 6: 2.47x")
+    assert max(map(len, lines)) < 80
+    assert any(line.startswith("->    6") for line in lines)
+    assert sum("|" in line for line in lines) == 12
+
+
+def test_plan_as_json_and_as_a_page(cli, tmp_path):
+    costs, report = tmp_path / "v.json", tmp_path / "plan.html"
+    costs.write_text('{"schema": 1, "rows": [1, 2, 3, 5], "ms": [10, 11, 40, 42]}')
+    called = cli(
+        *("plan", "--alpha", 0.8, "--cost-ratio", 0, "--verify-cost", costs),
+        *("--report", report, "--json"),
+    )
+    assert called.code == 0
+    assert called.out.count("\n") == 1
+    found = json.loads(called.out)
+    assert found["gamma"] == 1 and len(found["by_gamma"]) == 5
+    assert {"expected_tokens", "speedup", "break_even_cost_ratio"} <= set(found)
+    assert "Gamma 1: 1.64x" in report.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        ((), "--alpha and --cost-ratio"),
+        (("--alpha", "0.5"), "--cost-ratio"),
+        (("--alpha", "1.5", "--cost-ratio", "0.1"), "alpha is 1.5"),
+        (("--alpha", "nan", "--cost-ratio", "0.1"), "alpha is nan"),
+        (("--alpha", "0.5", "--cost-ratio", "-1"), "cost_ratio is -1"),
+        (("--alpha", "0.5", "--cost-ratio", "0.1", "--gamma-max", "0"), "gamma_max is 0"),
+        (("--alpha", "0.5", "--cost-ratio", "0.1", "--verify-cost", "nowhere"), "nowhere"),
+    ],
+)
+def test_plan_refuses_what_means_nothing(cli, arguments, word):
+    assert word in cli("plan", *arguments).refused()
+
+
+def test_plan_refuses_a_report_it_cannot_write(cli, tmp_path):
+    called = cli(
+        "plan", "--alpha", 0.5, "--cost-ratio", 0.1, "--report", tmp_path / "no" / "r.html"
+    )
+    assert "could not be written" in called.refused()
+
+
+def test_plan_loads_no_model_and_no_engine_library():
+    code = (
+        "import sys; from spec_export.cli import app\n"
+        "try: app(['plan', '--alpha', '0.8', '--cost-ratio', '0.1'])\n"
+        "except SystemExit: pass\n"
+        "print(*sys.modules)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(out.stdout.splitlines()[-1].split())
+    assert "spec_export.calibration.plan" in loaded
+    unwanted = {"torch", "transformers", "onnx", "onnx_ir", "onnxruntime", "tokenizers", "scipy"}
+    assert not loaded & unwanted
