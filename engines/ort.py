@@ -16,11 +16,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnxruntime as ort
 from onnxruntime.capi import _pybind_state as native
 
 from spec_export.engines.backend import Buffer, Compiled
+from spec_export.engines.binding import (
+    aliases_of,
+    check_aliases,
+    checked,
+    role_symbols,
+    symbols_of,
+)
 from spec_export.engines.errors import EngineError
 from spec_export.engines.extras import require
 from spec_export.engines.graphs import ModelSpec, SamplingSpec, TensorSpec
@@ -52,64 +58,34 @@ class OrtEngine:
     def __init__(
         self,
         session: ort.InferenceSession,
-        inputs: tuple[TensorSpec, ...],
-        outputs: tuple[TensorSpec, ...],
-        roles: Mapping[str, tuple[int, int]],
-        aliases: Mapping[str, str],
+        spec: ModelSpec | SamplingSpec,
     ) -> None:
         self._session = session
         self._read = {value.name for value in session.get_inputs()}
-        self.inputs: Mapping[str, TensorSpec] = {spec.name: spec for spec in inputs}
-        self.outputs: Mapping[str, TensorSpec] = {spec.name: spec for spec in outputs}
-        self._roles, self._aliases = roles, aliases
+        self.inputs: Mapping[str, TensorSpec] = {tensor.name: tensor for tensor in spec.inputs}
+        self.outputs: Mapping[str, TensorSpec] = {tensor.name: tensor for tensor in spec.outputs}
+        self._roles, self._aliases = role_symbols(spec), aliases_of(spec)
 
     def bind(self, role: str, buffers: Mapping[str, Buffer]) -> OrtCall:
         """Bind `buffers` by tensor name for `role`."""
-        symbols = self._symbols(role)
+        symbols = symbols_of(self._roles, role)
         binding = self._session.io_binding()._iobinding
         for name, spec in self.inputs.items():
-            buffer = _checked(buffers, name, spec, symbols, role)
+            buffer = checked(buffers, spec, symbols, role)
             if name in self._read:
-                _bind(binding.bind_input, name, buffer)
+                bind_at(binding.bind_input, name, buffer, _HOST)
         for name, spec in self.outputs.items():
-            buffer = _checked(buffers, name, spec, symbols, role)
-            _bind(binding.bind_output, name, buffer)
-        for output, source in self._aliases.items():
-            if buffers[output].address != buffers[source].address:
-                raise EngineError(
-                    f"{output} must be the same memory as {source}: caches grow in place"
-                )
+            bind_at(binding.bind_output, name, checked(buffers, spec, symbols, role), _HOST)
+        check_aliases(buffers, self._aliases)
         return OrtCall(self._session._sess, binding, dict(buffers))
 
-    def _symbols(self, role: str) -> dict[str, int]:
-        if role not in self._roles:
-            raise EngineError(
-                f"no role {role!r}; this engine has {', '.join(self._roles) or 'none'}"
-            )
-        rows, logit_rows = self._roles[role]
-        return {"T": rows, "R": logit_rows}
 
-
-def _bind(bind: Callable[..., None], name: str, buffer: Buffer) -> None:
+def bind_at(bind: Callable[..., None], name: str, buffer: Buffer, place: Any) -> None:
+    """Bind memory of the device `place` by its address."""
     try:
-        bind(name, _HOST, buffer.dtype.type, buffer.shape, buffer.address)
+        bind(name, place, buffer.dtype.type, buffer.shape, buffer.address)
     except Exception as error:
         raise EngineError(f"onnxruntime cannot bind {name}: {error}") from error
-
-
-def _checked(
-    buffers: Mapping[str, Buffer], name: str, spec: TensorSpec, symbols: dict[str, int], role: str
-) -> Buffer:
-    if name not in buffers:
-        raise EngineError(f"role {role}: nothing is bound to {name}")
-    buffer = buffers[name]
-    wanted = tuple(symbols.get(d, -1) if isinstance(d, str) else d for d in spec.dims)
-    if buffer.shape != wanted or buffer.dtype != np.dtype(spec.dtype):
-        raise EngineError(
-            f"role {role}: {name} is {spec.dtype} {list(wanted)}, "
-            f"bound was {buffer.dtype} {list(buffer.shape)}"
-        )
-    return buffer
 
 
 class OrtBackend:
@@ -153,7 +129,7 @@ class OrtBackend:
 
     def open_model(self, file: Path, spec: ModelSpec) -> OrtEngine:
         """Open a session for every role of a model."""
-        return self._engine(_session(file, ort.SessionOptions(), self.threads), spec)
+        return OrtEngine(_session(file, ort.SessionOptions(), self.threads), spec)
 
     def open_mapped(self, file: Path, spec: ModelSpec) -> OrtEngine:
         """Open a model that reads its weights where they lie on disk: slow, and next to no memory.
@@ -164,24 +140,17 @@ class OrtBackend:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.add_session_config_entry("session.disable_prepacking", "1")
         options.enable_cpu_mem_arena = options.enable_mem_pattern = False
-        return self._engine(_session(file, options, self.threads), spec)
+        return OrtEngine(_session(file, options, self.threads), spec)
 
     def open_sampling(self, file: Path, spec: SamplingSpec) -> OrtEngine:
         """Open a session for a sampling graph; its one role is called `run`."""
-        session = _session(file, ort.SessionOptions(), threads=1)
-        return OrtEngine(session, spec.inputs, spec.outputs, {"run": (0, 0)}, {})
+        return OrtEngine(_session(file, ort.SessionOptions(), threads=1), spec)
 
     def describe(self) -> DeviceSpec:
         """This processor and this library."""
         return DeviceSpec(
             self.name, ort.__version__, _processor_name(), platform.machine(), self.threads
         )
-
-    @staticmethod
-    def _engine(session: ort.InferenceSession, spec: ModelSpec) -> OrtEngine:
-        roles = {role.name: (int(role.rows), int(role.logit_rows)) for role in spec.roles}
-        aliases = {state.output: state.input for state in spec.states if state.aliased}
-        return OrtEngine(session, spec.inputs, spec.outputs, roles, aliases)
 
 
 def _session(file: Path, options: ort.SessionOptions, threads: int) -> ort.InferenceSession:

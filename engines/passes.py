@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from spec_export.engines.backend import Buffer, Call, Device, Engine
+from spec_export.engines.element_types import numpy_type
 from spec_export.engines.graphs import ModelSpec, TensorSpec
 
 
@@ -31,14 +32,15 @@ def allocate_caches(device: Device, spec: ModelSpec) -> dict[str, Buffer]:
     caches: dict[str, Buffer] = {}
     for state in spec.states:
         shape = tuple(int(dim) for dim in state.dims)
-        caches[state.input] = caches[state.output] = device.allocate(shape, state.dtype)
+        caches[state.input] = caches[state.output] = device.allocate(shape, numpy_type(state.dtype))
     return caches
 
 
 def cache_bytes(spec: ModelSpec) -> int:
     """Memory of one set of caches."""
     return sum(
-        int(np.prod([int(d) for d in state.dims], dtype=np.int64)) * np.dtype(state.dtype).itemsize
+        int(np.prod([int(d) for d in state.dims], dtype=np.int64))
+        * numpy_type(state.dtype).itemsize
         for state in spec.states
     )
 
@@ -70,7 +72,9 @@ def bind_role(
     buffers: dict[str, Buffer] = {**caches, **(given or {})}
     for tensor in (*spec.inputs, *spec.outputs):
         if tensor.name not in buffers:
-            buffers[tensor.name] = device.allocate(_shape(tensor, symbols), tensor.dtype)
+            buffers[tensor.name] = device.allocate(
+                _shape(tensor, symbols), numpy_type(tensor.dtype)
+            )
             constant = _constant(tensor.name, rows, logit_rows)
             if constant is not None:
                 device.upload(buffers[tensor.name], constant)
