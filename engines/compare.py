@@ -51,14 +51,28 @@ class Comparison:
 
 
 def compare_engines(
-    device: Device, engine: Engine, standard: Engine, spec: ModelSpec, max_len: int
+    device: Device,
+    engine: Engine,
+    standard: Engine,
+    spec: ModelSpec,
+    max_len: int,
+    standard_device: Device | None = None,
 ) -> Comparison:
     """Run both engines over the same tokens.
 
     Also checks that `engine` writes its cache in place: rows outside `kv_len .. kv_len + T` keep
     their bits.
+
+    Args:
+        device: where `engine` runs.
+        engine: what is checked.
+        standard: what it is held against.
+        spec: of both, dimensions pinned.
+        max_len: tokens of a context.
+        standard_device: where `standard` runs, unless that is `device` too.
     """
-    ours, theirs = PassRunner(device, engine, spec), PassRunner(device, standard, spec)
+    ours = PassRunner(device, engine, spec)
+    theirs = PassRunner(standard_device or device, standard, spec)
     tokens = np.random.default_rng(7).integers(0, spec.vocabulary, max_len)
     ours.prefill(tokens)
     filled = ours.read_caches()
