@@ -11,6 +11,7 @@ Needs numpy, tokenizers, jinja2 and one engine library; never torch, transformer
 
 from spec_export.runtime.grammar import Grammar
 from spec_export.runtime.opened import OpenedBundle, open_runtime
+from spec_export.runtime.samples import sample_requests
 from spec_export.runtime.sampling import Sampling
 from spec_export.runtime.session import RoundResult, Session
 from spec_export.runtime.stats import Stats
@@ -27,4 +28,5 @@ __all__ = [
     "Stats",
     "generate",
     "open_runtime",
+    "sample_requests",
 ]

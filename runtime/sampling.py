@@ -188,12 +188,19 @@ def plan_for(sampling: Sampling, manifest: Manifest, *, is_constrained: bool = F
     )
 
 
+def served_rule(sampling: Sampling, manifest: Manifest) -> Rule | None:
+    """The rule that judges drafts: None at temperature 0, `reject` where `block` cannot be."""
+    if sampling.temperature == 0:
+        return None
+    is_refused = sampling.rule == "block" and plan_for(sampling, manifest).accept != "block"
+    return "reject" if is_refused else sampling.rule
+
+
 def remarks(sampling: Sampling, manifest: Manifest, exactness: str) -> tuple[str, ...]:
     """What of a request is served in another way than asked for, in words."""
     found = []
     if sampling.temperature > 0 and manifest.method != "none":
-        plan = plan_for(sampling, manifest)
-        if sampling.rule == "block" and plan.accept != "block":
+        if served_rule(sampling, manifest) != sampling.rule:
             found.append("rule block needs a draft that draws its tokens: rule reject is used")
         if sampling.rule == "invariant" and exactness not in ("width_invariant", "row_invariant"):
             found.append(

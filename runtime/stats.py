@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 
 @dataclass
 class Stats:
-    """Counts of one generation; whatever a stop cut off is counted nowhere.
+    """Counts of a text, or of several; whatever a stop cut off is counted nowhere.
 
     Attributes:
         gamma: drafts a round may have, as used.
         prompt_tokens: tokens of the prompt.
-        emitted: tokens of the text.
+        emitted: tokens generated.
         rounds: passes that verified drafts.
         plain_steps: passes without drafts.
         drafted: drafts verified, without those a stop cut off.
@@ -20,8 +21,9 @@ class Stats:
         rejections: rounds in which a draft was refused, and no stop hid it.
         drafted_at: per position, rounds that had a draft there.
         accepted_at: per position, rounds whose draft there became text.
-        ttft_ms: time to the first token, prompt included.
+        ttft_ms: time to the first token, prompt included; the mean of several texts.
         decode_ms: time of all tokens after the first.
+        texts: texts that these are the counts of.
     """
 
     gamma: int
@@ -36,6 +38,7 @@ class Stats:
     accepted_at: list[int] = field(default_factory=list)
     ttft_ms: float = 0.0
     decode_ms: float = 0.0
+    texts: int = 1
 
     def __post_init__(self) -> None:
         self.drafted_at = self.drafted_at or [0] * self.gamma
@@ -80,9 +83,33 @@ class Stats:
     def tokens_per_round(self) -> float | None:
         """Tokens per target pass after the prompt, passes without drafts included."""
         passes = self.rounds + self.plain_steps
-        return (self.emitted - 1) / passes if passes else None
+        return (self.emitted - self.texts) / passes if passes else None
 
     @property
     def tokens_per_s(self) -> float | None:
         """Decode speed: tokens after the first by the time they took."""
-        return (self.emitted - 1) / self.decode_ms * 1e3 if self.decode_ms else None
+        decoded = self.emitted - self.texts
+        return decoded / self.decode_ms * 1e3 if self.decode_ms else None
+
+
+def added_up(texts: Sequence[Stats]) -> Stats:
+    """The counts of several texts after one prompt, under one gamma."""
+
+    def positions(columns: Sequence[list[int]]) -> list[int]:
+        return [sum(column) for column in zip(*columns, strict=True)]
+
+    return Stats(
+        gamma=texts[0].gamma,
+        prompt_tokens=texts[0].prompt_tokens,
+        emitted=sum(text.emitted for text in texts),
+        rounds=sum(text.rounds for text in texts),
+        plain_steps=sum(text.plain_steps for text in texts),
+        drafted=sum(text.drafted for text in texts),
+        accepted=sum(text.accepted for text in texts),
+        rejections=sum(text.rejections for text in texts),
+        drafted_at=positions([text.drafted_at for text in texts]),
+        accepted_at=positions([text.accepted_at for text in texts]),
+        ttft_ms=sum(text.ttft_ms for text in texts) / len(texts),
+        decode_ms=sum(text.decode_ms for text in texts),
+        texts=sum(text.texts for text in texts),
+    )

@@ -122,6 +122,7 @@ def _run(
     max_tokens: opt.MaxTokens = None,
     temperature: opt.Temperature = 0.0,
     seed: opt.Seed = None,
+    samples: opt.Samples = None,
     rule: opt.Rule = None,
     draft_sampling: opt.DraftSampling = opt.DraftSamplingName.probabilistic,
     top_k: opt.TopK = 0,
@@ -133,6 +134,7 @@ def _run(
     frequency_penalty: opt.FrequencyPenalty = 0.0,
     no_repeat_ngram: opt.NoRepeatNgram = 0,
     logit_bias: opt.LogitBias = None,
+    allow: opt.Allow = None,
     ban: opt.Ban = None,
     min_tokens: opt.MinTokens = 0,
     json_schema: opt.JsonSchema = None,
@@ -152,6 +154,8 @@ def _run(
         raise RequestError(f"{stdin!r} is in no place; give a prompt as --prompt TEXT")
     if stdin == "-" and prompt not in (None, "-"):
         raise RequestError("--prompt TEXT and - are two prompts; give one")
+    if logprobs and not as_json:
+        raise RequestError("--logprobs N is shown with --json; give both, or leave it out")
     options = RunOptions(
         prompt=None if prompt == "-" else prompt,
         chat=chat,
@@ -170,6 +174,7 @@ def _run(
             "frequency_penalty": frequency_penalty,
             "no_repeat_ngram": no_repeat_ngram,
             "logit_bias": parse_bias(logit_bias or []),
+            "allowed_tokens": None if allow is None else tuple(allow),
             "banned_tokens": tuple(ban or ()),
             "min_tokens": min_tokens,
             "top_logprobs": logprobs,
@@ -178,6 +183,7 @@ def _run(
         gamma=gamma,
         fast_plain=fast_plain,
         stop=tuple(stop or ()),
+        samples=samples,
         threads=threads,
         compare=compare,
         show="json" if as_json else "quiet" if quiet else "report",

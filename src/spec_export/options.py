@@ -204,6 +204,15 @@ Seed = Annotated[
     int | None,
     _option("Of all randomness.", metavar="S", group=_SAMPLING, default="drawn, and reported"),
 ]
+Samples = Annotated[
+    int | None,
+    _option(
+        "Texts to generate, each with a seed of its own.",
+        metavar="N",
+        group=_SAMPLING,
+        default="1",
+    ),
+]
 Rule = Annotated[
     RuleName | None,
     _option(
@@ -232,6 +241,12 @@ LogitBias = Annotated[
 Ban = Annotated[
     list[int] | None,
     _option("A token that may not come; may be given again.", metavar="ID", group=_SAMPLING),
+]
+Allow = Annotated[
+    list[int] | None,
+    _option(
+        "A token that may come, and no others; may be given again.", metavar="ID", group=_SAMPLING
+    ),
 ]
 MinTokens = Annotated[int, _shown("No end token before these.", metavar="N", group=_SAMPLING)]
 JsonSchema = Annotated[

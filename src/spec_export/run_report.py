@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from spec_export.making_report import MEANING, METHODS, Rows
@@ -17,11 +19,39 @@ _NO_DIFFERENCE = 0.03  # repeats of one run differ by as much on a quiet machine
 def run_rows(run: Run) -> Rows:
     """Report of a run."""
     stats = _stats(run)
+    tokens = f"{stats.emitted} (ended by {run.finish}), prompt {stats.prompt_tokens}"
+    return _rows(run, tokens, why_drafts_were_off(run))
+
+
+def samples_rows(runs: Sequence[Run]) -> Rows:
+    """Report of several texts after one prompt: of each, and of all together."""
+    from spec_export.runtime.stats import added_up
+
+    total = added_up([_stats(run) for run in runs])
+    tokens = f"{total.emitted} in {len(runs)} samples, prompt {total.prompt_tokens}"
+    off = next((off for off in map(why_drafts_were_off, runs) if off is not None), None)
+    each = [(f"sample {i}", _sample(run)) for i, run in enumerate(runs, start=1)]
+    return [*each, *_rows(replace(runs[0], stats=total), tokens, off)]
+
+
+def _sample(run: Run) -> str:
+    stats = _stats(run)
+    said = [f"{stats.emitted} tokens (ended by {run.finish})"]
+    if stats.alpha is not None:
+        said.append(
+            f"alpha {stats.alpha:.2f} ({stats.accepted}/{stats.accepted + stats.rejections})"
+        )
+    if stats.tokens_per_s is not None:
+        said.append(f"{stats.tokens_per_s:.1f} tokens/s")
+    return ", ".join([*said, f"seed {run.request.sampling.seed}"])
+
+
+def _rows(run: Run, tokens: str, off: str | None) -> Rows:
+    stats = _stats(run)
     rows = [("method", f"{METHODS[run.opened.manifest.method]}, gamma {run.gamma}")]
-    off = why_drafts_were_off(run)
     if off is not None:
         rows.append(("", off))
-    rows += [("tokens", f"{stats.emitted} (ended by {run.finish}), prompt {stats.prompt_tokens}")]
+    rows.append(("tokens", tokens))
     if run.gamma:
         rows.append(("rounds", _rounds(stats)))
         rows.append(("acceptance", _acceptance(stats)))
@@ -100,7 +130,9 @@ def verdict(found: DecodingComparison, gamma: int) -> str:
 
 def to_object(run: Run) -> dict[str, Any]:
     """The run as one JSON object."""
-    manifest, stats, found = run.opened.manifest, _stats(run), run.comparison
+    from spec_export.runtime.sampling import remarks, served_rule
+
+    manifest, found, sampling = run.opened.manifest, run.comparison, run.request.sampling
     return {
         "text": run.text,
         "token_ids": run.ids,
@@ -109,6 +141,31 @@ def to_object(run: Run) -> dict[str, Any]:
         "gamma": run.gamma,
         "built_gamma": manifest.gamma,
         "drafts_off": why_drafts_were_off(run),
+        **_counts(_stats(run)),
+        "temperature": sampling.temperature,
+        "seed": sampling.seed,
+        "rule": served_rule(sampling, manifest),
+        "remarks": list(remarks(sampling, manifest, run.opened.exactness)),
+        "logprobs": run.logprobs,
+        "top_logprobs": run.top,
+        "fast_plain": run.request.fast_plain,
+        "exactness": run.opened.exactness,
+        "bundle_sha256": run.opened.bundle.sha256,
+        "speedup": None if found is None or run.gamma == 0 else found.speedup,
+        "comparison": None if found is None else _comparison_object(found),
+    }
+
+
+def samples_to_object(runs: Sequence[Run]) -> dict[str, Any]:
+    """Several texts after one prompt as one JSON object: each as a run of its own, and counts."""
+    from spec_export.runtime.stats import added_up
+
+    total = added_up([_stats(run) for run in runs])
+    return {"samples": [to_object(run) for run in runs], "total": _counts(total)}
+
+
+def _counts(stats: Stats) -> dict[str, Any]:
+    return {
         "prompt_tokens": stats.prompt_tokens,
         "tokens": stats.emitted,
         "rounds": stats.rounds,
@@ -121,16 +178,6 @@ def to_object(run: Run) -> dict[str, Any]:
         "accepted_per_position": stats.accepted_per_position,
         "tokens_per_s": stats.tokens_per_s,
         "ttft_ms": stats.ttft_ms,
-        "temperature": run.request.sampling.temperature,
-        "seed": run.request.sampling.seed,
-        "rule": run.request.sampling.rule if run.request.sampling.temperature else None,
-        "logprobs": run.logprobs,
-        "top_logprobs": run.top,
-        "fast_plain": run.request.fast_plain,
-        "exactness": run.opened.exactness,
-        "bundle_sha256": run.opened.bundle.sha256,
-        "speedup": None if found is None or run.gamma == 0 else found.speedup,
-        "comparison": None if found is None else _comparison_object(found),
     }
 
 

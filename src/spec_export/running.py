@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 from spec_export.commands import complain
 from spec_export.console import Steps, Waiting, print_rows
 from spec_export.engines.errors import RequestError
-from spec_export.run_report import comparison_rows, run_rows, to_object, verdict
+from spec_export.run_report import (
+    comparison_rows,
+    run_rows,
+    samples_rows,
+    samples_to_object,
+    to_object,
+    verdict,
+)
 
 if TYPE_CHECKING:
     from spec_export.runtime import OpenedBundle, Request, Session, Stats
@@ -28,6 +35,7 @@ class RunOptions:
         chat: put the prompt into the checkpoint's chat template.
         sampling: fields of `Sampling` by name.
         grammar: kind and text of what the text has to match.
+        samples: texts to generate, each with a seed of its own; None: one, reported as such.
         threads: None: as many as the bundle was built with.
         compare: time it against plain decoding as well.
         show: `report`: text and report; `json`: one object; `quiet`: the text alone.
@@ -41,6 +49,7 @@ class RunOptions:
     gamma: int | None = None
     fast_plain: bool = False
     stop: tuple[str, ...] = ()
+    samples: int | None = None
     threads: int | None = None
     compare: bool = False
     show: str = "report"
@@ -79,10 +88,15 @@ class Run:
 
 def run_bundle(path: Path, options: RunOptions) -> bool:
     """Run a bundle and print what was asked for; whether every promise was kept."""
+    if options.compare and options.samples is not None:
+        raise RequestError("--compare times one text; leave out --samples")
     prompt = read_prompt(options.prompt)
     quiet = options.show != "report"
     opened = open_with_progress(path, options.threads, quiet=quiet)
     run = prepare(opened, prompt, options)
+    if options.samples is not None:
+        run_samples(run, options.samples, options.show)
+        return True
     session = stream(run, quiet=quiet, to_stdout=options.show != "json")
     if options.compare:
         if len(run.ids) < 2 and not quiet:
@@ -100,6 +114,24 @@ def run_bundle(path: Path, options: RunOptions) -> bool:
         f"{opened.exactness} promises; `spec-export check {path}` looks closer"
     )
     return False
+
+
+def run_samples(run: Run, count: int, show: str) -> None:
+    """Generate several texts after one prompt, print each under a line of its own, and report."""
+    from spec_export.runtime import Session, sample_requests
+
+    session, runs = Session(run.opened), []
+    for i, request in enumerate(sample_requests(run.request, count), start=1):
+        one = Run(run.opened, request, run.prompt, run.gamma)
+        if show != "json":
+            _write(f"--- sample {i} of {count}, seed {request.sampling.seed}\n")
+        stream(one, session, quiet=show != "report", to_stdout=show != "json")
+        runs.append(one)
+    if show == "json":
+        print(json.dumps(samples_to_object(runs), ensure_ascii=False, allow_nan=False), flush=True)
+    elif show == "report":
+        print(file=sys.stderr)
+        print_rows(samples_rows(runs), to_stderr=True)
 
 
 def print_report(run: Run) -> None:
@@ -190,11 +222,13 @@ def prepare(opened: OpenedBundle, prompt: str, options: RunOptions) -> Run:
     return Run(opened, request, ids, effective_gamma(opened, request))
 
 
-def stream(run: Run, *, quiet: bool, to_stdout: bool = True) -> Session:
+def stream(
+    run: Run, session: Session | None = None, *, quiet: bool, to_stdout: bool = True
+) -> Session:
     """Generate, writing text to stdout as it is made; returns the session for more."""
     from spec_export.runtime import Session, generate
 
-    session = Session(run.opened)
+    session = session or Session(run.opened)
     pieces = generate(session, run.prompt, run.request)
     waiting = Waiting(f"reading the prompt ({len(run.prompt)} tokens)", quiet=quiet)
     try:

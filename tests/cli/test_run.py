@@ -269,8 +269,8 @@ class TestABundleThatCannotBeTrusted:
         assert "model.onnx.data was altered" in cli(command[0], changed, *command[1:]).refused()
 
     def test_a_missing_file(self, cli, changed, command):
-        (changed / "sampling" / "accept_greedy.onnx").unlink()
-        assert "accept_greedy.onnx is missing" in cli(command[0], changed, *command[1:]).refused()
+        (changed / "sampling" / "sample_greedy.onnx").unlink()
+        assert "sample_greedy.onnx is missing" in cli(command[0], changed, *command[1:]).refused()
 
     def test_an_unknown_schema_version(self, cli, changed, command):
         edit_json(changed / "manifest.json", schema=99)

@@ -39,6 +39,22 @@ def test_regex(cli, tiny_bundle):
     assert len(called.out.strip()) <= 4
 
 
+def test_tokens_that_alone_may_come(cli, tiny_bundle):
+    allow = [argument for token in (70, 80, 90) for argument in ("--allow", token)]
+    called = cli("run", tiny_bundle, "--prompt", "And", "--max-tokens", 9, "--json", *allow)
+    assert {70, 80, 90} >= set(json.loads(called.out)["token_ids"])
+
+
+def test_what_is_served_differently_is_said_in_json_too(cli, tiny_ngram_bundle):
+    """`rule` said `block` where `reject` judged, which only the report for people told."""
+    run = ("run", tiny_ngram_bundle, "--prompt", "And", "--max-tokens", 4, "--temperature", 1)
+    found = json.loads(cli(*run, "--rule", "block", "--json").out)
+    assert found["rule"] == "reject"
+    assert "rule reject is used" in found["remarks"][0]
+    assert "rule reject is used" in cli(*run, "--rule", "block").err
+    assert json.loads(cli(*run, "--rule", "reject", "--json").out)["remarks"] == []
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -47,6 +63,8 @@ def test_regex(cli, tiny_bundle):
         (("--seed", "-1"), "seed"),
         (("--logit-bias", "x=1"), "ID=BIAS"),
         (("--logit-bias", "99999=1"), "99999"),
+        (("--logprobs", "3"), "--logprobs N is shown with --json"),
+        (("--allow", "70", "--ban", "70"), "no token is left"),
         (("--regex", "("), "regex"),
         (("--regex", "a", "--json-schema", "absent.json"), "absent.json"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spec_export.runtime import Stats
+from spec_export.runtime.stats import added_up
 
 
 def counted(*rounds: tuple[int, int, int], gamma: int = 4) -> Stats:
@@ -54,3 +55,18 @@ def test_nothing_tested_has_no_share():
     assert stats.alpha is None
     assert stats.accepted_per_position == [None] * 4
     assert Stats(2).tokens_per_round is None and Stats(2).tokens_per_s is None
+
+
+def test_texts_add_up():
+    """A text's first token belongs to no pass: three texts have three of them."""
+    texts = [counted((4, 4, 5)), counted((4, 1, 2), (4, 0, 1)), counted((0, 0, 1))]
+    for text, ttft_ms in zip(texts, (10.0, 20.0, 60.0), strict=True):
+        text.ttft_ms, text.decode_ms = ttft_ms, 100.0
+    total = added_up(texts)
+    assert (total.texts, total.emitted, total.rounds, total.plain_steps) == (3, 12, 3, 1)
+    assert (total.drafted, total.accepted, total.rejections) == (12, 5, 2)
+    assert total.accepted_per_position == [2 / 3, 1 / 3, 1 / 3, 1 / 3]
+    assert total.tokens_per_round == 9 / 4
+    assert total.tokens_per_s == pytest.approx(9 / 0.3)
+    assert total.ttft_ms == 30
+    assert added_up(texts[:1]) == texts[0]
