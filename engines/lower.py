@@ -31,8 +31,15 @@ class _Lengths:
     total: ir.Value  # [1] int32: kv_len + T
 
 
-def lower_attention(model: ir.Model, spec: ModelSpec) -> int:
-    """Replace attention where it matches; returns the number of layers replaced."""
+def lower_attention(model: ir.Model, spec: ModelSpec, capacity: int | None = None) -> int:
+    """Replace attention where it matches; returns the number of layers replaced.
+
+    Args:
+        model: changed in place.
+        spec: its description.
+        capacity: for an engine whose lengths are in device memory: nothing then passes through
+            the host, and the total, which the operator wants there, is this constant.
+    """
     graph = model.graph
     windows = {state.output: state.window for state in spec.states}
     lengths: _Lengths | None = None
@@ -42,7 +49,7 @@ def lower_attention(model: ir.Model, spec: ModelSpec) -> int:
         if writes is None or _number(node, "softcap") or _number(node, "is_causal"):
             continue
         if lengths is None:
-            lengths = _add_lengths(graph)
+            lengths = _add_lengths(graph) if capacity is None else _stay(graph, capacity)
         key, value = writes
         assert key.outputs[0].name is not None
         _replace(graph, node, key, value, lengths, windows[key.outputs[0].name])
@@ -118,6 +125,17 @@ def _add_lengths(graph: ir.Graph) -> _Lengths:
     first = next(iter(graph))
     graph.insert_before(first, [shape, total, last, *casts])
     return _Lengths(casts[0].outputs[0], casts[1].outputs[0])
+
+
+def _stay(graph: ir.Graph, capacity: int) -> _Lengths:
+    """The last row from `depth`, not from a shape, and the capacity for the total."""
+    inputs = {value.name: value for value in graph.inputs}
+    deepest = ir.node("ReduceMax", [inputs["depth"]])  # [1]
+    last = ir.node("Add", [inputs["kv_len"], deepest.outputs[0]])
+    cast = ir.node("Cast", [last.outputs[0]], attributes={"to": ir.DataType.INT32.value})
+    graph.insert_before(next(iter(graph)), [deepest, last, cast])
+    total = _initializer(graph, "lowered.total", np.array([capacity], np.int32))
+    return _Lengths(cast.outputs[0], total)
 
 
 def _initializer(graph: ir.Graph, name: str, content: np.ndarray) -> ir.Value:

@@ -12,14 +12,14 @@ import contextlib
 import os
 import platform
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import onnxruntime as ort
 from onnxruntime.capi import _pybind_state as native
 
-from spec_export.engines.backend import Buffer, Compiled
+from spec_export.engines.backend import Buffer, Compiled, Device
 from spec_export.engines.binding import (
     aliases_of,
     check_aliases,
@@ -32,17 +32,20 @@ from spec_export.engines.extras import require
 from spec_export.engines.graphs import ModelSpec, SamplingSpec, TensorSpec
 from spec_export.engines.host import HostDevice
 from spec_export.engines.manifest import DeviceSpec
+from spec_export.engines.processor import processor_name
 
-_HOST = native.OrtDevice(native.OrtDevice.cpu(), native.OrtDevice.default_memory(), 0)
+HOST = native.OrtDevice(native.OrtDevice.cpu(), native.OrtDevice.default_memory(), 0)
 _QUIET = 3
 
 
 class OrtCall:
     """A bound session."""
 
-    def __init__(self, session: Any, binding: Any, keep: Mapping[str, Buffer]) -> None:
+    def __init__(
+        self, session: Any, binding: Any, keep: Mapping[str, Buffer], options: Any
+    ) -> None:
         self._run, self._binding, self._keep = session.run_with_iobinding, binding, keep
-        self._options = ort.RunOptions()
+        self._options = options
 
     def enqueue(self) -> None:
         """Run once."""
@@ -53,14 +56,23 @@ class OrtCall:
 
 
 class OrtEngine:
-    """A session and the description of its tensors."""
+    """A session and the description of its tensors.
+
+    Args:
+        session: of the graph.
+        spec: what it describes.
+        place: the library's name of the device whose memory is bound.
+        options: makes what each bound call runs with.
+    """
 
     def __init__(
         self,
         session: ort.InferenceSession,
         spec: ModelSpec | SamplingSpec,
+        place: Any = HOST,
+        options: Callable[[], Any] = ort.RunOptions,
     ) -> None:
-        self._session = session
+        self._session, self._place, self._options = session, place, options
         self._read = {value.name for value in session.get_inputs()}
         self.inputs: Mapping[str, TensorSpec] = {tensor.name: tensor for tensor in spec.inputs}
         self.outputs: Mapping[str, TensorSpec] = {tensor.name: tensor for tensor in spec.outputs}
@@ -73,11 +85,11 @@ class OrtEngine:
         for name, spec in self.inputs.items():
             buffer = checked(buffers, spec, symbols, role)
             if name in self._read:
-                bind_at(binding.bind_input, name, buffer, _HOST)
+                bind_at(binding.bind_input, name, buffer, self._place)
         for name, spec in self.outputs.items():
-            bind_at(binding.bind_output, name, checked(buffers, spec, symbols, role), _HOST)
+            bind_at(binding.bind_output, name, checked(buffers, spec, symbols, role), self._place)
         check_aliases(buffers, self._aliases)
-        return OrtCall(self._session._sess, binding, dict(buffers))
+        return OrtCall(self._session._sess, binding, dict(buffers), self._options())
 
 
 def bind_at(bind: Callable[..., None], name: str, buffer: Buffer, place: Any) -> None:
@@ -94,9 +106,10 @@ class OrtBackend:
     name = "onnxruntime"
     suffix = ".onnx"
     can_run = True
+    left_out: frozenset[str] = frozenset()
 
     def __init__(self, threads: int | None = None) -> None:
-        self.device = HostDevice()
+        self.device: Device = HostDevice()
         self.threads = threads or default_threads()
 
     def compile_model(
@@ -110,7 +123,7 @@ class OrtBackend:
 
         model = ir.load(graph)
         lower.pin_dimensions(model, {"C": capacity})
-        layers = lower.lower_attention(model, spec)
+        layers = self._lower_attention(model, spec, capacity)
         lower.remove_unused_inputs(model, frozenset({"input_ids", "kv_len"}))
         lower.stamp_oldest(model)
         out.mkdir(parents=True, exist_ok=True)
@@ -118,6 +131,12 @@ class OrtBackend:
             _copy_or_link(data, out / data.name, link)
         ir.save(model, out / graph.name)
         return Compiled(graph.name, (f"GroupQueryAttention: {layers} of {spec.layers} layers",))
+
+    def _lower_attention(self, model: Any, spec: ModelSpec, capacity: int) -> int:
+        """Replace attention by what this provider has for it; returns the layers replaced."""
+        from spec_export.engines import lower
+
+        return lower.lower_attention(model, spec)
 
     def compile_sampling(self, graph: Path, pins: Mapping[str, int], out: Path) -> None:
         """Pin the symbols, lower the sums and write the graph."""
@@ -129,7 +148,7 @@ class OrtBackend:
 
     def open_model(self, file: Path, spec: ModelSpec) -> OrtEngine:
         """Open a session for every role of a model."""
-        return OrtEngine(_session(file, ort.SessionOptions(), self.threads), spec)
+        return OrtEngine(open_session(file, ort.SessionOptions(), self.threads), spec)
 
     def open_mapped(self, file: Path, spec: ModelSpec) -> OrtEngine:
         """Open a model that reads its weights where they lie on disk: slow, and next to no memory.
@@ -140,26 +159,39 @@ class OrtBackend:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.add_session_config_entry("session.disable_prepacking", "1")
         options.enable_cpu_mem_arena = options.enable_mem_pattern = False
-        return OrtEngine(_session(file, options, self.threads), spec)
+        return OrtEngine(open_session(file, options, self.threads), spec)
 
     def open_sampling(self, file: Path, spec: SamplingSpec) -> OrtEngine:
         """Open a session for a sampling graph; its one role is called `run`."""
-        return OrtEngine(_session(file, ort.SessionOptions(), threads=1), spec)
+        return OrtEngine(open_session(file, ort.SessionOptions(), threads=1), spec)
+
+    def compiler(self) -> None:
+        """Nothing is compiled before a graph is opened."""
 
     def describe(self) -> DeviceSpec:
         """This processor and this library."""
         return DeviceSpec(
-            self.name, ort.__version__, _processor_name(), platform.machine(), self.threads
+            self.name, ort.__version__, processor_name(), platform.machine(), self.threads
         )
 
 
-def _session(file: Path, options: ort.SessionOptions, threads: int) -> ort.InferenceSession:
+def open_session(
+    file: Path,
+    options: ort.SessionOptions,
+    threads: int,
+    providers: Sequence[str | tuple[str, dict[str, str]]] = ("CPUExecutionProvider",),
+) -> ort.InferenceSession:
+    """Open a graph.
+
+    Raises:
+        EngineError: the library refuses it.
+    """
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.force_spinning_stop", "1")
     options.log_severity_level = _QUIET
     try:
-        return ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+        return ort.InferenceSession(str(file), options, providers=list(providers))
     except Exception as error:
         raise EngineError(f"onnxruntime {ort.__version__} cannot open {file}: {error}") from error
 
@@ -192,12 +224,3 @@ def external_files(model: Any, directory: Path) -> list[Path]:
                 f"external data {name!r} is not a file beside its graph in {directory}"
             )
     return [directory / name for name in sorted(names)]
-
-
-def _processor_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
