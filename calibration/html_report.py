@@ -27,6 +27,8 @@ circle.third { fill: var(--third); }
 circle.marked { fill: none; stroke: var(--second); stroke-width: 2.5; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .2rem .8rem; text-align: right; border-bottom: 1px solid var(--line); }
+table.bars { width: 100%; } .bars th { font-weight: 400; } .bars td.bar { width: 60%; }
+.bar div { background: var(--first); height: .8rem; }
 tr.best { font-weight: 600; } .scroll { overflow-x: auto; } .remarks { color: var(--soft); }
 """
 
@@ -70,6 +72,28 @@ def table(content: Table) -> str:
         + "\n".join(rows)
         + "\n</tbody>\n</table></div>"
     )
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A name, a length, and what stands at its end."""
+
+    name: str
+    value: float
+    text: str
+
+
+def bars(content: Sequence[Bar]) -> str:
+    """Horizontal bars on a common scale that begins at 0."""
+    most = max(bar.value for bar in content) or 1.0
+    rows = []
+    for bar in content:
+        width = 100 * max(0.0, bar.value) / most
+        rows.append(
+            f"<tr><th>{escape(bar.name)}</th><td>{escape(bar.text)}</td>"
+            f'<td class="bar"><div style="width:{width:.2f}%"></div></td></tr>'
+        )
+    return '<table class="bars">\n' + "\n".join(rows) + "\n</table>"
 
 
 def remarks(lines: Sequence[str]) -> str:

@@ -221,13 +221,28 @@ def _plan(
     cost_ratio: opt.CostRatio = None,
     verify_cost: opt.VerifyCost = None,
     gamma_max: opt.GammaMax = None,
+    memory: opt.Memory = None,
+    device: opt.BoardOption = None,
+    memory_limit: opt.MemoryLimit = None,
+    max_len: opt.PlannedMaxLen = None,
+    gamma: opt.PlannedGamma = None,
+    chunk: opt.PlannedChunk = None,
     report: opt.Report = None,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Does speculation pay, and with what gamma? From supposed or measured numbers."""
-    from spec_export.planning import Supposed, plan
+    """Does speculation pay, with what gamma, and does it fit? Nothing is built or run."""
+    from spec_export.making import parse_gammas
+    from spec_export.planning import MemoryAsked, Supposed, check_asked, plan, plan_memory
 
-    plan(Supposed(alpha, cost_ratio, verify_cost, gamma_max), report, as_json=as_json)
+    supposed = Supposed(alpha, cost_ratio, verify_cost, gamma_max)
+    board, gammas = device and device.value, gamma and parse_gammas(gamma)
+    check_asked(supposed, memory, (board, memory_limit, max_len, gammas, chunk))
+    if memory is None:
+        plan(supposed, report, as_json=as_json)
+        return
+    asked = MemoryAsked(memory, board, memory_limit, max_len, gammas or None, chunk)
+    if not plan_memory(asked, report, as_json=as_json):
+        raise typer.Exit(1)
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ import typer
 
 # Groups of options in the help of a command.
 _DRAFTS, _SHAPES, _SAMPLING, _OUTPUT = "Drafts", "Shapes", "Sampling", "Output"
-_SPECULATION = "Speculation"
+_SPECULATION, _MEMORY = "Speculation", "Memory"
 
 
 class BackendName(str, Enum):
@@ -24,6 +24,15 @@ class ElementTypeName(str, Enum):
 
     float32 = "float32"
     float16 = "float16"
+
+
+class BoardName(str, Enum):
+    """Boards whose memory is known."""
+
+    orin_nano_8gb = "orin-nano-8gb"
+    orin_nx_16gb = "orin-nx-16gb"
+    agx_orin_64gb = "agx-orin-64gb"
+    agx_thor = "agx-thor"
 
 
 class RuleName(str, Enum):
@@ -156,6 +165,51 @@ GammaMax = Annotated[
         metavar="N",
         group=_SPECULATION,
         default="32, or as far as the file reaches",
+    ),
+]
+Memory = Annotated[
+    Path | None,
+    _option(
+        "Plan memory instead: of a bundle or an exported directory.",
+        metavar="PATH",
+        group=_MEMORY,
+    ),
+]
+BoardOption = Annotated[
+    BoardName | None, _option("What has to hold it.", "--device", group=_MEMORY)
+]
+MemoryLimit = Annotated[
+    str | None,
+    _option("The same as an amount, such as 8GiB.", metavar="SIZE", group=_MEMORY),
+]
+PlannedMaxLen = Annotated[
+    int | None,
+    _option(
+        "Tokens of a context.",
+        "--max-len",
+        metavar="N",
+        group=_MEMORY,
+        default="the bundle's, else 1024",
+    ),
+]
+PlannedGamma = Annotated[
+    str | None,
+    _option(
+        "Drafts per round, such as 4 or 2,4,8.",
+        "--gamma",
+        metavar="N",
+        group=_MEMORY,
+        default="the bundle's, else 4",
+    ),
+]
+PlannedChunk = Annotated[
+    int | None,
+    _option(
+        "Tokens of a prefill pass.",
+        "--chunk",
+        metavar="N",
+        group=_MEMORY,
+        default="the bundle's, else 128",
     ),
 ]
 Report = Annotated[

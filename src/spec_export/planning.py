@@ -1,8 +1,9 @@
-"""`plan`: what to expect before anything is built, as a report on stdout or in a file."""
+"""`plan`: what to expect, and what fits, as a report on stdout or in a file."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 from spec_export.engines.errors import RequestError
 
 if TYPE_CHECKING:
+    from spec_export.calibration.memory_plan import Limit
     from spec_export.calibration.plan import SpeculationPlan
 
 
@@ -21,6 +23,75 @@ class Supposed:
     cost_ratio: float | None
     verify_cost: Path | None
     gamma_max: int | None
+
+
+@dataclass(frozen=True)
+class MemoryAsked:
+    """Whose memory is planned, for what device and with what shapes, as the user gave it."""
+
+    path: Path
+    device: str | None
+    limit: str | None
+    max_len: int | None
+    gammas: tuple[int, ...] | None
+    chunk: int | None
+
+
+def check_asked(supposed: Supposed, memory: Path | None, shapes: Sequence[object]) -> None:
+    """Refuse options of one plan beside the other.
+
+    Raises:
+        RequestError: naming which go together.
+    """
+    speculation = (supposed.alpha, supposed.cost_ratio, supposed.verify_cost, supposed.gamma_max)
+    if memory is not None and any(value is not None for value in speculation):
+        raise RequestError(
+            "--memory plans memory; --alpha, --cost-ratio, --verify-cost and --gamma-max belong to "
+            "a plan of speculation: run the two one after the other"
+        )
+    if memory is None and any(value is not None for value in shapes):
+        raise RequestError(
+            "--device, --memory-limit, --max-len, --gamma and --chunk belong to a plan of memory: "
+            "name a bundle or an exported directory with --memory PATH"
+        )
+    if shapes[0] is not None and shapes[1] is not None:
+        raise RequestError("--device and --memory-limit both say what there is; give one")
+
+
+def plan_memory(asked: MemoryAsked, report: Path | None, *, as_json: bool) -> bool:
+    """Print a plan of memory; returns whether it fits.
+
+    Raises:
+        BundleError: the description cannot be read.
+        RequestError: the shapes or the limit mean nothing.
+        StorageError: the report cannot be written.
+    """
+    from spec_export.calibration import memory_plan
+    from spec_export.calibration.memory import read_described
+
+    described = read_described(
+        asked.path, max_len=asked.max_len, gammas=asked.gammas, chunk=asked.chunk
+    )
+    made = memory_plan.plan_memory(described, _limit(asked))
+    if report is not None:
+        _write(report, memory_plan.html(made))
+    if as_json:
+        print(json.dumps(memory_plan.as_json(made), allow_nan=False), flush=True)
+    else:
+        print_wrapped(memory_plan.terminal_lines(made))
+    return made.fits
+
+
+def _limit(asked: MemoryAsked) -> Limit | None:
+    from spec_export.calibration.devices import BOARDS, parse_bytes
+    from spec_export.calibration.memory_plan import Limit
+
+    if asked.limit is not None:
+        return Limit(parse_bytes(asked.limit), "the limit")
+    if asked.device is not None:
+        board = BOARDS[asked.device]
+        return Limit(board.usable, board.title)
+    return None
 
 
 def plan(supposed: Supposed, report: Path | None, *, as_json: bool) -> None:

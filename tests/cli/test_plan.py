@@ -69,3 +69,44 @@ def test_plan_loads_no_model_and_no_engine_library():
     assert "spec_export.calibration.plan" in loaded
     unwanted = {"torch", "transformers", "onnx", "onnx_ir", "onnxruntime", "tokenizers", "scipy"}
     assert not loaded & unwanted
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+def test_plan_memory_of_a_bundle_and_of_what_it_is_built_from(cli, tiny_bundle, tiny_pair_exported):
+    bundle = json.loads(cli("plan", "--memory", tiny_bundle, "--json").out)
+    shapes = ("--max-len", 128, "--gamma", 4, "--chunk", 32)
+    exported = json.loads(cli("plan", "--memory", tiny_pair_exported, *shapes, "--json").out)
+    assert bundle == exported
+    assert bundle["fits"] is None and bundle["total_bytes"] > bundle["plain_total_bytes"]
+
+
+def test_plan_memory_says_whether_it_fits_by_its_exit_code(cli, tiny_bundle, tmp_path):
+    report = tmp_path / "memory.html"
+    called = cli("plan", "--memory", tiny_bundle, "--device", "orin-nano-8gb", "--report", report)
+    assert called.code == 0
+    assert called.out.startswith("fits:") and "Jetson Orin Nano 8GB" in called.out
+    assert "is an assumption" in called.out
+    assert "Fits:" in report.read_text()
+    called = cli("plan", "--memory", tiny_bundle, "--memory-limit", "50MB")
+    assert called.code == 1
+    assert called.out.startswith("does not fit:")
+    assert max(map(len, called.out.splitlines())) < 80
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (("--memory", "nowhere"), "neither a bundle"),
+        (("--memory", "BUNDLE", "--memory-limit", "much"), "no amount"),
+        (("--memory", "BUNDLE", "--alpha", "0.8"), "--memory plans memory"),
+        (("--alpha", "0.8", "--cost-ratio", "0.1", "--device", "agx-thor"), "--memory PATH"),
+        (("--memory", "BUNDLE", "--device", "agx-thor", "--memory-limit", "1GB"), "give one"),
+        (("--memory", "BUNDLE", "--max-len", "100000"), "positions"),
+        (("--memory", "BUNDLE", "--gamma", "x"), "--gamma x"),
+    ],
+)
+def test_plan_memory_refuses_what_means_nothing(cli, tiny_bundle, arguments, word):
+    given = [tiny_bundle if argument == "BUNDLE" else argument for argument in arguments]
+    assert word in cli("plan", *given).refused()
