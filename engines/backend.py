@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from spec_export.engines.graphs import ModelSpec, SamplingSpec, TensorSpec
-from spec_export.engines.manifest import DeviceSpec
+from spec_export.engines.graphs import ModelSpec, RoleSpec, SamplingSpec, TensorSpec
+from spec_export.engines.manifest import CompilerSpec, DeviceSpec, EngineSpec
 
 
 @dataclass(frozen=True)
@@ -158,10 +158,14 @@ class Compiled:
     Attributes:
         file: name of the engine file in the directory it was compiled into.
         lowered: notes on what was replaced, such as `GroupQueryAttention: 30 of 30 layers`.
+        roles: with the rows that they were compiled for, where those differ from what was asked.
+        engine: how it was compiled, for the manifest; None where nothing was.
     """
 
     file: str
     lowered: tuple[str, ...]
+    roles: tuple[RoleSpec, ...] | None = None
+    engine: EngineSpec | None = None
 
 
 class Backend(Protocol):
@@ -173,12 +177,14 @@ class Backend(Protocol):
         suffix: of its engine files, such as `.onnx`.
         can_run: whether this machine runs its engines; an engine that was compiled elsewhere, or
             ahead of time, is checked where it runs.
+        left_out: sampling graphs that it has no use for, of those a bundle can do without.
     """
 
     name: str
     threads: int
     suffix: str
     can_run: bool
+    left_out: frozenset[str]
 
     @property
     def device(self) -> Device:
@@ -204,3 +210,6 @@ class Backend(Protocol):
 
     def describe(self) -> DeviceSpec:
         """The device and library, as the manifest records them."""
+
+    def compiler(self) -> CompilerSpec | None:
+        """What was asked of a compiler, after everything was compiled; None without one."""

@@ -9,11 +9,18 @@ import datetime
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from spec_export.engines.atomic import check_replaceable, new_directory
-from spec_export.engines.backend import Backend
-from spec_export.engines.bundle import Bundle, Progress, VerifiedFiles, list_files, no_progress
+from spec_export.engines.backend import Backend, Compiled
+from spec_export.engines.bundle import (
+    Bundle,
+    Progress,
+    VerifiedFiles,
+    hash_file,
+    list_files,
+    no_progress,
+)
 from spec_export.engines.bundle import open_bundle as _open_bundle
 from spec_export.engines.compare import Comparison, compare_engines
 from spec_export.engines.consistency import (
@@ -23,7 +30,7 @@ from spec_export.engines.consistency import (
     rounded_capacity,
 )
 from spec_export.engines.errors import BuildError, IntegrityError
-from spec_export.engines.external import check_external
+from spec_export.engines.external import check_external, external_names
 from spec_export.engines.graphs import (
     GRAPHS_FILE,
     GRAPHS_SCHEMA,
@@ -33,7 +40,12 @@ from spec_export.engines.graphs import (
     SamplingSpec,
     pinned_roles,
 )
-from spec_export.engines.manifest import MANIFEST_FILE, MANIFEST_SCHEMA, Manifest
+from spec_export.engines.manifest import (
+    MANIFEST_FILE,
+    MANIFEST_SCHEMA,
+    ExactnessSpec,
+    Manifest,
+)
 from spec_export.engines.probe import probe_exactness
 from spec_export.engines.strict import read_json, to_json
 from spec_export.engines.versions import versions
@@ -97,8 +109,12 @@ def build_bundle(
     memory: VerifiedFiles | None = None,
     progress: Progress = no_progress,
     self_check: SelfCheck = lambda path, memory: None,
+    source: Path | None = None,
 ) -> Bundle:
     """Compile an exported directory for this device.
+
+    What is built where it cannot run is neither compared nor probed, and says so: `check` does both
+    on the device.
 
     Args:
         exported: directory with `graphs.json`.
@@ -108,7 +124,8 @@ def build_bundle(
         memory: where hashes of the new files are remembered.
         progress: called with (step, done, total).
         self_check: called with the finished bundle, still beside `out`, and the hashes of its
-            files; what it raises leaves no bundle.
+            files; what it raises leaves no bundle. Not called where the bundle cannot run.
+        source: the directory `exported` was derived from, whose graphs the manifest names.
 
     Raises:
         BuildError: the options do not fit the models, or a lowered engine computes something else.
@@ -127,21 +144,21 @@ def build_bundle(
         for name, spec in graphs.models.items()
     }
     with new_directory(out, MANIFEST_FILE) as work:
-        lowered, engines = {}, {}
+        compiled = {}
         for name, spec in models.items():
             progress(f"compiling the {name}", 0, 1)
             portable = graphs.models[name]
-            lowered[name] = _compile(
+            compiled[name] = _compile(
                 backend, exported, portable, spec, work, capacity, options.link_weights
             )
-            engines[name] = backend.open_model(work / spec.file, spec)
-            _check_engine(backend, work, name, spec, options, progress)
-        sampling = _compile_sampling(backend, exported, graphs, capacity, gammas, work)
+            models[name] = _as_compiled(spec, compiled[name])
+            progress(f"compiling the {name}", 1, 1)
+            if backend.can_run:
+                standard = exported / portable.file
+                _check_engine(backend, work, name, models[name], standard, options, progress)
+        sampling = _compile_sampling(backend, exported, graphs, capacity, gammas, work, progress)
         shutil.copytree(exported / "text", work / "text")
-        exactness = probe_exactness(
-            backend.device, engines["target"], models["target"], capacity, options.max_len, progress
-        )
-        del engines
+        exactness = _probe(backend, work, models["target"], capacity, options.max_len, progress)
         manifest = Manifest(
             schema=MANIFEST_SCHEMA,
             created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -159,12 +176,16 @@ def build_bundle(
             sampling=sampling,
             text=graphs.text,
             parity=graphs.parity,
-            lowered=lowered,
+            lowered={name: made.lowered for name, made in compiled.items()},
             exactness=exactness,
+            onnx=onnx_hashes(source or exported, graphs, progress),
+            compiler=backend.compiler(),
+            engines={n: made.engine for n, made in compiled.items() if made.engine is not None},
             files=list_files(work, hashed),
         )
         (work / MANIFEST_FILE).write_text(to_json(manifest), encoding="utf-8")
-        self_check(work, hashed)
+        if backend.can_run:
+            self_check(work, hashed)
     return _open_bundle(out, memory, progress)
 
 
@@ -224,13 +245,42 @@ def _compile(
     work: Path,
     capacity: int,
     link: bool,
-) -> tuple[str, ...]:
-    """Compile a model and keep its standard graph beside it, for later checks."""
-    source, engine = exported / portable.file, work / spec.file
+) -> Compiled:
+    """Compile a model; its standard graph is kept beside it where its weights are."""
+    source, folder = exported / portable.file, (work / spec.file).parent
     pinned = replace(portable, roles=spec.roles)
-    compiled = backend.compile_model(source, pinned, capacity, engine.parent, link)
-    shutil.copyfile(source, engine.parent / STANDARD_GRAPH)
-    return compiled.lowered
+    compiled = backend.compile_model(source, pinned, capacity, folder, link)
+    if Path(compiled.file).suffix == source.suffix:
+        shutil.copyfile(source, folder / STANDARD_GRAPH)
+    return compiled
+
+
+def _as_compiled(spec: ModelSpec, compiled: Compiled) -> ModelSpec:
+    """The description of a model after it was compiled."""
+    file = PurePosixPath(spec.file).with_name(compiled.file)
+    return replace(spec, file=str(file), roles=compiled.roles or spec.roles)
+
+
+def _probe(
+    backend: Backend, work: Path, spec: ModelSpec, capacity: int, max_len: int, progress: Progress
+) -> ExactnessSpec:
+    if not backend.can_run:
+        return ExactnessSpec("unprobed", (), (), 0, "built where it cannot run")
+    engine = backend.open_model(work / spec.file, spec)
+    return probe_exactness(backend.device, engine, spec, capacity, max_len, progress)
+
+
+def onnx_hashes(
+    exported: Path, graphs: GraphsSpec, progress: Progress = no_progress
+) -> dict[str, str]:
+    """SHA-256 of every graph of an exported directory and of their weights, by relative path."""
+    named = [spec.file for spec in graphs.models.values()]
+    named += [spec.file for spec in graphs.sampling.values()]
+    files = {exported / name for name in named}
+    for graph in list(files):
+        files |= {graph.with_name(name) for name in external_names(graph)}
+    ordered = sorted(files)
+    return {f.relative_to(exported).as_posix(): hash_file(f, progress) for f in ordered}
 
 
 def _check_engine(
@@ -238,12 +288,13 @@ def _check_engine(
     work: Path,
     name: str,
     spec: ModelSpec,
+    standard: Path,
     options: BuildOptions,
     progress: Progress,
 ) -> Comparison:
     """Hold the compiled engine against its standard graph."""
     progress(f"checking the compiled {name}", 0, 1)
-    result = compare_with_standard(backend, work, spec, options.max_len)
+    result = compare_with_standard(backend, work, spec, options.max_len, standard)
     progress(f"checking the compiled {name}", 1, 1)
     if not result.agrees:
         raise BuildError(f"the compiled {name} does not compute its graph: {result.describe()}")
@@ -251,15 +302,33 @@ def _check_engine(
 
 
 def compare_with_standard(
-    backend: Backend, directory: Path, spec: ModelSpec, max_len: int
+    backend: Backend,
+    directory: Path,
+    spec: ModelSpec,
+    max_len: int,
+    standard: Path | None = None,
+    standard_spec: ModelSpec | None = None,
 ) -> Comparison:
-    """Compare a bundle's engine with its standard graph in ONNX Runtime."""
+    """Compare a bundle's engine with a standard graph in ONNX Runtime on the CPU.
+
+    Args:
+        backend: of the bundle.
+        directory: of the bundle.
+        spec: the engine's description.
+        max_len: tokens of a context.
+        standard: the graph, with its weights beside it; the one in the bundle unless given.
+        standard_spec: its description, where that is another one: a graph of another type.
+    """
     from spec_export.engines.ort import OrtBackend
 
     engine = backend.open_model(directory / spec.file, spec)
-    standard_file = (directory / spec.file).parent / STANDARD_GRAPH
-    standard = OrtBackend(backend.threads).open_mapped(standard_file, spec)
-    return compare_engines(backend.device, engine, standard, spec, max_len)
+    reference = OrtBackend()
+    theirs = standard_spec or spec
+    graph = standard or (directory / spec.file).with_name(STANDARD_GRAPH)
+    opened = reference.open_mapped(graph, theirs)
+    return compare_engines(
+        backend.device, engine, opened, spec, max_len, reference.device, standard_spec=theirs
+    )
 
 
 def _compile_sampling(
@@ -269,19 +338,25 @@ def _compile_sampling(
     capacity: int,
     gammas: tuple[int, ...],
     work: Path,
+    progress: Progress,
 ) -> dict[str, SamplingSpec]:
+    wanted = [
+        (f"{name}.{rows}" if rows else name, spec, pins | {"C": capacity})
+        for name, spec in graphs.sampling.items()
+        if name not in backend.left_out
+        for rows, pins in _pins(name, spec, gammas)
+    ]
     compiled = {}
-    for name, spec in graphs.sampling.items():
-        for rows, pins in _pins(name, spec, gammas):
-            pins = pins | {"C": capacity}
-            label = f"{name}.{rows}" if rows else name
-            file = f"sampling/{label}.onnx"
-            backend.compile_sampling(exported / spec.file, pins, work / file)
-            compiled[label] = SamplingSpec(
-                file,
-                tuple(tensor.pinned(pins) for tensor in spec.inputs),
-                tuple(tensor.pinned(pins) for tensor in spec.outputs),
-            )
+    for done, (label, spec, pins) in enumerate(wanted):
+        progress("compiling sampling graphs", done, len(wanted))
+        file = f"sampling/{label}{backend.suffix}"
+        backend.compile_sampling(exported / spec.file, pins, work / file)
+        compiled[label] = SamplingSpec(
+            file,
+            tuple(tensor.pinned(pins) for tensor in spec.inputs),
+            tuple(tensor.pinned(pins) for tensor in spec.outputs),
+        )
+    progress("compiling sampling graphs", len(wanted), len(wanted))
     return compiled
 
 

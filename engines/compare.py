@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from spec_export.engines.backend import Device, Engine
+from spec_export.engines.element_types import as_element_type, as_float32
 from spec_export.engines.graphs import ModelSpec
 from spec_export.engines.passes import PassRunner
 
@@ -26,6 +27,8 @@ class Comparison:
         argmax_agreement: share of rows with the same best token.
         touched: a pass that changed cache rows other than its own, or None.
         where: role and length of the worst difference.
+        worst_cache: largest difference of a cache entry that a pass wrote.
+        cache_tolerance: what it was held against.
     """
 
     passes: int
@@ -34,16 +37,27 @@ class Comparison:
     argmax_agreement: float
     touched: str | None
     where: str
+    worst_cache: float
+    cache_tolerance: float
 
     @property
     def agrees(self) -> bool:
         """Whether everything is within bounds."""
-        return self.touched is None and self.worst_logit <= self.tolerance
+        return (
+            self.touched is None
+            and self.worst_logit <= self.tolerance
+            and self.worst_cache <= self.cache_tolerance
+        )
 
     def describe(self) -> str:
         """One line for a message."""
         if self.touched is not None:
             return f"{self.touched} wrote cache rows outside its own"
+        if self.worst_logit <= self.tolerance:
+            return (
+                f"cache entries differ by {self.worst_cache:.3g} (allowed: "
+                f"{self.cache_tolerance:.3g})"
+            )
         return (
             f"logits differ by {self.worst_logit:.3g} at {self.where} (allowed: "
             f"{self.tolerance:.3g})"
@@ -57,8 +71,9 @@ def compare_engines(
     spec: ModelSpec,
     max_len: int,
     standard_device: Device | None = None,
+    standard_spec: ModelSpec | None = None,
 ) -> Comparison:
-    """Run both engines over the same tokens.
+    """Run both engines over the same tokens and the same caches.
 
     Also checks that `engine` writes its cache in place: rows outside `kv_len .. kv_len + T` keep
     their bits.
@@ -70,19 +85,21 @@ def compare_engines(
         spec: of both, dimensions pinned.
         max_len: tokens of a context.
         standard_device: where `standard` runs, unless that is `device` too.
+        standard_spec: its description where that is another one: of the type it was exported in.
     """
     ours = PassRunner(device, engine, spec)
-    theirs = PassRunner(standard_device or device, standard, spec)
+    theirs = PassRunner(standard_device or device, standard, standard_spec or spec)
     tokens = np.random.default_rng(7).integers(0, spec.vocabulary, max_len)
     ours.prefill(tokens)
     filled = ours.read_caches()
     worst, scale, agreed, rows, passes = -1.0, 1.0, 0, 0, 0
-    where, touched = "", None
+    worst_cache, cache_scale, where, touched = 0.0, 1.0, "", None
+    given = [as_element_type(cache, spec.dtype, theirs.spec.dtype) for cache in filled]
     for role in spec.roles:
         width = min(int(role.rows), max_len)
         for kv_len in sorted({0, max_len // 2, max_len - width}):
             ours.write_caches(filled)
-            theirs.write_caches(filled)
+            theirs.write_caches(given)
             chosen = np.arange(width)[-int(role.logit_rows) :]
             part = tokens[kv_len : kv_len + width]
             logits = ours.run(role.name, part, kv_len, chosen)
@@ -90,14 +107,29 @@ def compare_engines(
             difference = _difference(logits, expected)
             if difference > worst or not np.isfinite(difference):
                 worst, where = difference, f"role {role.name}, kv_len {kv_len}"
-            if _wrote_elsewhere(ours.read_caches(), filled, kv_len, int(role.rows)):
+            after = ours.read_caches()
+            if _wrote_elsewhere(after, filled, kv_len, int(role.rows)):
                 touched = touched or f"role {role.name} at kv_len {kv_len}"
+            for mine, other in zip(after, theirs.read_caches(), strict=True):
+                rows_mine = as_float32(mine[:, :, kv_len : kv_len + width], spec.dtype)
+                rows_other = as_float32(other[:, :, kv_len : kv_len + width], theirs.spec.dtype)
+                worst_cache = max(worst_cache, _difference(rows_mine, rows_other))
+                cache_scale = max(cache_scale, float(np.abs(rows_other).max()))
             scale = max(scale, float(np.abs(expected).max()))
             agreed += int((logits.argmax(-1) == expected.argmax(-1)).sum())
             rows += len(logits)
             passes += 1
-    tolerance = _RELATIVE[spec.dtype] * scale
-    return Comparison(passes, worst, tolerance, agreed / rows, touched, where)
+    relative = _RELATIVE[spec.dtype]
+    return Comparison(
+        passes,
+        worst,
+        relative * scale,
+        agreed / rows,
+        touched,
+        where,
+        worst_cache,
+        relative * cache_scale,
+    )
 
 
 def _difference(a: np.ndarray, b: np.ndarray) -> float:

@@ -10,7 +10,24 @@ from spec_export.engines.graphs import ModelSpec, ParitySpec, SamplingSpec, Text
 MANIFEST_SCHEMA = 1
 MANIFEST_FILE = "manifest.json"
 
-ExactnessClass = Literal["width_invariant", "row_invariant", "none"]
+ExactnessClass = Literal["width_invariant", "row_invariant", "none", "unprobed"]
+
+
+@dataclass(frozen=True)
+class GpuSpec:
+    """The GPU that engines were built on.
+
+    Attributes:
+        name: what CUDA calls it.
+        compute_capability: such as `8.9`.
+        driver: newest CUDA version its driver serves.
+        cuda: version of the CUDA runtime.
+    """
+
+    name: str
+    compute_capability: str
+    driver: str
+    cuda: str
 
 
 @dataclass(frozen=True)
@@ -23,6 +40,7 @@ class DeviceSpec:
         processor: what the operating system calls it.
         machine: instruction set, such as `x86_64`.
         threads: threads an engine computes with.
+        gpu: where it computes, or None for a processor, and for a build ahead of time.
     """
 
     backend: str
@@ -30,6 +48,39 @@ class DeviceSpec:
     processor: str
     machine: str
     threads: int
+    gpu: GpuSpec | None = None
+
+
+@dataclass(frozen=True)
+class CompilerSpec:
+    """What a compiler of GPU engines was told.
+
+    Attributes:
+        compute_capabilities: GPUs that the engines are for; empty: the kind they were built on.
+        options: other than its own defaults, by name.
+        timing_cache_sha256: of the kernel times that the build left, if it timed any.
+    """
+
+    compute_capabilities: tuple[str, ...]
+    options: dict[str, str]
+    timing_cache_sha256: str | None
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """How a model was compiled for a GPU.
+
+    Attributes:
+        precision: of weights and sums, such as `float16` or `float16, weights int4`.
+        profiles: the optimization profile of each role; roles of one shape share it.
+        attentions: layers whose attention is one fused kernel.
+        cache_updates: caches that are written in place.
+    """
+
+    precision: str
+    profiles: dict[str, int]
+    attentions: int
+    cache_updates: int
 
 
 @dataclass(frozen=True)
@@ -47,7 +98,7 @@ class ExactnessSpec:
     Attributes:
         kind: `width_invariant`: a row has the same bits for every row count of 2 and more;
             `row_invariant`: the same bits at one row count, wherever it stands and whatever the
-            other rows hold; `none`: neither.
+            other rows hold; `none`: neither; `unprobed`: built where it cannot run.
         widths: row counts compared.
         lengths: cached lengths compared.
         rows: rows compared bit by bit.
@@ -83,6 +134,9 @@ class Manifest:
         parity: checks against the checkpoint, by model.
         lowered: what the backend replaced, by model.
         exactness: of the target engine.
+        onnx: SHA-256 of every graph it was compiled from and of their weights, by relative path.
+        compiler: what was asked of it; None where the library compiles as it opens.
+        engines: how each model was compiled, for such a compiler.
         files: every other file of the bundle by relative path.
     """
 
@@ -103,4 +157,7 @@ class Manifest:
     parity: dict[str, ParitySpec]
     lowered: dict[str, tuple[str, ...]]
     exactness: ExactnessSpec
+    onnx: dict[str, str]
+    compiler: CompilerSpec | None
+    engines: dict[str, EngineSpec]
     files: dict[str, FileSpec]

@@ -86,6 +86,7 @@ class ReferenceBackend:
     name = "onnx.reference"
     suffix = ".onnx"
     can_run = True
+    left_out: frozenset[str] = frozenset()
 
     def __init__(self) -> None:
         self.device = HostDevice()
@@ -116,6 +117,9 @@ class ReferenceBackend:
     def open_sampling(self, file: Path, spec: SamplingSpec) -> ReferenceEngine:
         """Open an evaluator for a sampling graph; its one role is called `run`."""
         return ReferenceEngine(_evaluator(file), spec.inputs, spec.outputs, {"run": {}}, {})
+
+    def compiler(self) -> None:
+        """Nothing is compiled before a graph is opened."""
 
     def describe(self) -> DeviceSpec:
         """This machine and this version of onnx."""

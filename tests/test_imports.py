@@ -41,7 +41,21 @@ TRACING = {"torch", "transformers", "optimum", "safetensors", "gguf"}
 ONNX = {"onnx", "onnx_ir", "onnxscript"}
 ENGINE_LIBRARIES = {"onnxruntime", "tensorrt", "tensorrt_rtx", "polygraphy"}
 # Building on the device reads and rewrites ONNX; these may import it at their head.
-BUILD_ONLY = {f"spec_export.engines.{name}" for name in ("build", "lower", "probe", "reference")}
+BUILD_ONLY = {
+    f"spec_export.engines.{name}"
+    for name in (
+        "build",
+        "lower",
+        "prepare",
+        "probe",
+        "reference",
+        "retype",
+        "trt_plan",
+        "trt_prepare",
+        "weight_blocks",
+        "weight_files",
+    )
+}
 
 
 @dataclass(frozen=True)

@@ -141,7 +141,7 @@ def test_check_fails_where_exactness_is_less_than_recorded(cli, tiny_bundle, mon
 
 
 def test_check_fails_where_an_engine_does_not_compute_its_graph(cli, tiny_bundle, monkeypatch):
-    wrong = Comparison(11, 3.5, 0.001, 0.2, None, "role verify, kv_len 64")
+    wrong = Comparison(11, 3.5, 0.001, 0.2, None, "role verify, kv_len 64", 0.0, 0.001)
     monkeypatch.setattr("spec_export.engines.certify.compare_with_standard", lambda *_: wrong)
     called = cli("check", tiny_bundle, "--json")
     assert called.code == 1
