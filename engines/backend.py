@@ -92,9 +92,12 @@ class Device(Protocol):
 
     Attributes:
         is_deferred: whether work runs after it was enqueued, so that enqueuing ahead pays.
+        alignment: bytes that the address of a buffer is a multiple of, and which the parts of a
+            larger one should start at; an engine copies what lies elsewhere.
     """
 
     is_deferred: bool
+    alignment: int
 
     def allocate(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Buffer:
         """Zeroed memory."""

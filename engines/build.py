@@ -139,10 +139,7 @@ def build_bundle(
     gammas = gammas_for(options, graphs.method)
     gamma = max(gammas, default=0)
     capacity = capacity_for(options, gamma)
-    models = {
-        name: _pinned(spec, capacity, pinned_roles(spec.roles, options.chunk, gammas))
-        for name, spec in graphs.models.items()
-    }
+    models = pinned_models(graphs, options)
     with new_directory(out, MANIFEST_FILE) as work:
         compiled = {}
         for name, spec in models.items():
@@ -221,6 +218,16 @@ def gammas_for(options: BuildOptions, method: str) -> tuple[int, ...]:
 def capacity_for(options: BuildOptions, gamma: int) -> int:
     """Rows of a cache; see `rounded_capacity`."""
     return rounded_capacity(options.max_len, options.chunk, gamma)
+
+
+def pinned_models(graphs: GraphsSpec, options: BuildOptions) -> dict[str, ModelSpec]:
+    """The models of an exported directory with numbers for all that a build decides."""
+    gammas = gammas_for(options, graphs.method)
+    capacity = capacity_for(options, max(gammas, default=0))
+    return {
+        name: _pinned(spec, capacity, pinned_roles(spec.roles, options.chunk, gammas))
+        for name, spec in graphs.models.items()
+    }
 
 
 def _pinned(spec: ModelSpec, capacity: int, roles: tuple[RoleSpec, ...]) -> ModelSpec:
@@ -369,13 +376,14 @@ def _pins(
     a single row as well, and where it reads drafts, those of the widest round.
     """
     dims = {dim for tensor in spec.inputs for dim in tensor.dims}
+    widest = max(gammas, default=0)
+    # An empty tensor is not for every engine: there is one draft and one pass even where none is.
+    pins = {"D": max(1, widest), "G": max(1, widest), "M": widest + 1, "W": 2 * (widest + 1)}
     if "M" in dims:
-        yield from ((gamma + 1, {"G": gamma, "M": gamma + 1}) for gamma in gammas)
+        yield from ((gamma + 1, pins | {"G": gamma, "M": gamma + 1}) for gamma in gammas)
         return
-    # Edits read drafts even where there are none; an empty tensor is not for every engine.
-    drafts = {"G": max(1, *gammas, 1)}
     if "R" not in dims:
-        yield 0, drafts
+        yield 0, pins
         return
     widths = set() if name.startswith("draft_") else {gamma + 1 for gamma in gammas}
-    yield from ((rows, drafts | {"R": rows}) for rows in sorted({1} | widths))
+    yield from ((rows, pins | {"R": rows}) for rows in sorted({1} | widths))

@@ -21,6 +21,7 @@ from spec_export.engines.graphs import (
     pinned_roles,
 )
 from spec_export.engines.manifest import Manifest
+from spec_export.engines.sampling_names import exported_sampling, missing_sampling
 
 GAMMA_RANGE = (1, 16)
 LONGEST_CHUNK = 4096
@@ -43,10 +44,8 @@ def check_graphs(graphs: GraphsSpec, origin: str) -> None:
         SchemaError: naming the part that does not fit.
     """
     _check_models(graphs.models, _roles(graphs.method), "C", origin)
-    names = {"sample_greedy", "sample_drawn", "distribution", "accept_greedy", "accept_one_hot"}
-    if graphs.method == "model":
-        names |= {"accept_dense", "propose_greedy", "propose_drawn"}
-    _need(names, graphs.sampling, origin)
+    needed = exported_sampling(graphs.method, draft_differs=_draft_differs(graphs.models))
+    _need(needed.difference(graphs.sampling), origin)
 
 
 def check_manifest(manifest: Manifest, origin: str) -> None:
@@ -72,13 +71,8 @@ def check_manifest(manifest: Manifest, origin: str) -> None:
     }
     _check_models(manifest.models, pinned, capacity, origin)
     _within("max_len", manifest.max_len, 2, manifest.models["target"].max_position, origin)
-    names = {"sample_greedy", "sample_drawn", "distribution.1"}
-    for rows in (gamma + 1 for gamma in gammas):
-        names |= {f"{name}.{rows}" for name in ("accept_greedy", "accept_one_hot", "distribution")}
-        names |= {f"accept_dense.{rows}"} if method == "model" else set()
-    if method == "model":
-        names |= {"propose_greedy", "propose_drawn"}
-    _need(names, manifest.sampling, origin)
+    differs = _draft_differs(manifest.models)
+    _need(missing_sampling(manifest.sampling, method, gammas, draft_differs=differs), origin)
     tokenizer = manifest.files.get(manifest.text.tokenizer)
     recorded = manifest.text.tokenizer_sha256
     _equal("text.tokenizer_sha256", recorded, tokenizer and tokenizer.sha256, origin)
@@ -143,10 +137,13 @@ def _equal(what: str, found: Any, wanted: Any, origin: str) -> None:
         _refuse(f"{what} is {found!r:.200}, which does not fit the rest ({wanted!r:.200})", origin)
 
 
-def _need(names: Iterable[str], found: Iterable[str], origin: str) -> None:
-    missing = sorted(set(names) - set(found))
-    if missing:
-        _refuse(f"the sampling graph {missing[0]!r} is missing", origin)
+def _draft_differs(models: dict[str, ModelSpec]) -> bool:
+    return "draft" in models and models["draft"].vocabulary != models["target"].vocabulary
+
+
+def _need(missing: Iterable[str], origin: str) -> None:
+    for name in sorted(missing):
+        _refuse(f"the sampling graph {name!r} is missing", origin)
 
 
 def _refuse(reason: str, origin: str) -> None:

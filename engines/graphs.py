@@ -1,8 +1,9 @@
 """What `graphs.json` says: the graphs of an exported directory, their tensors and their states.
 
 The runtime allocates and binds from these descriptions alone; no tensor name is ever parsed.
-Dimensions are numbers, or the symbols `T` (rows of a pass), `R` (rows with logits), `C` (cache
-capacity), `G` (drafts) and `M` (G + 1) until `build` pins them.
+Dimensions are numbers or, until `build` pins them, the symbols `T` (rows of a pass), `R` (rows with
+logits), `C` (cache capacity), `G` (drafts), `M` (G + 1), `D` (passes of a drafting model) and `W`
+(positions whose noise is held).
 """
 
 from __future__ import annotations
@@ -255,8 +256,12 @@ def race_blocks(vocabulary: int) -> int:
 
 
 def race_size(vocabulary: int) -> int:
-    """K: exponentials of a draw, one for each block and one for each place inside a block."""
-    return race_blocks(vocabulary) + padded_vocabulary(vocabulary) // race_blocks(vocabulary)
+    """K: exponentials of a draw, one for each block and one for each place inside a block.
+
+    Rounded up, so that a row of races starts at an address that any engine takes.
+    """
+    blocks = race_blocks(vocabulary)
+    return -(-(blocks + padded_vocabulary(vocabulary) // blocks) // BLOCK) * BLOCK
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ class HostDevice:
     """Ordinary memory, aligned to 64 bytes. Everything is done when its call returns."""
 
     is_deferred = False
+    alignment = 8
 
     def allocate(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Buffer:
         """Zeroed memory."""

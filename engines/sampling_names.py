@@ -24,7 +24,7 @@ def exported_sampling(method: str, *, draft_differs: bool = False) -> frozenset[
         method: `model`, `ngram` or `none`.
         draft_differs: the draft's vocabulary has another size than the target's.
     """
-    names = {key.name for key in weighing_keys("target")} | {"top_logprobs"}
+    names = {key.name for key in weighing_keys("target")} | {"top_logprobs", "position_races"}
     names |= {f"filter_{filters}" for filters in FILTERS}
     names |= {f"sample_{choice}" for choice in _CHOICES}
     names |= {f"accept_{rule}" for rule in _RULES}
@@ -83,6 +83,6 @@ def _rows_of(name: str, verified: tuple[int, ...]) -> tuple[int, ...]:
     """Rows a graph is built for; 0 where its name does not say."""
     if name.startswith("accept_"):
         return verified
-    if name.startswith(("sample_", "propose_")):
+    if name.startswith(("sample_", "propose_", "position_")):
         return (0,)
     return (1,) if name.startswith("draft_") else (1, *verified)

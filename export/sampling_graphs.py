@@ -2,7 +2,8 @@
 
 Knows two vocabulary sizes. Does not know gamma, a model, an engine or where noise comes from.
 `sampling_graphs` makes what `export` writes beside the models; `build` pins the symbolic
-dimensions `G` (drafts), `M` = G + 1 (verified rows), `R` (rows of one pass) and `C` (capacity).
+dimensions `G` (drafts of a round), `M` = G + 1 (verified rows), `D` (passes of the drafting model),
+`R` (rows of one pass), `W` (positions whose noise is held) and `C` (capacity).
 
 A token is chosen in steps, each a graph, so that what is off costs nothing and the number of graphs
 is a sum and not a product:
@@ -21,6 +22,7 @@ forbidden is never passed off as drawn.
 from __future__ import annotations
 
 import math
+from typing import TypeAlias
 
 import onnx_ir as ir
 
@@ -44,12 +46,27 @@ from spec_export.export.sampling_ops import (
     at,
     draw,
     first_maximum,
-    iota,
     make_model,
     number,
     rows_of,
 )
 from spec_export.export.sampling_rules import JUDGES, Judgement, Rows, rows_of_round
+
+Index: TypeAlias = "ir.Value | list[int]"
+
+# Where a round starts: the last committed token (row 0 of the pass), the length of the target's
+# cache before it, and the length at which each pass of the drafting model runs.
+_PLACE: Signature = {
+    "last_id": (I64, (1,)),
+    "kv_len": (I64, (1,)),
+    "draft_kv_len": (I64, ("D",)),
+}
+# The same for the round that follows, and the last two committed tokens.
+_NEXT_PLACE: Signature = {
+    "next_kv_len": (I64, (1,)),
+    "next_ids": (I64, (2,)),
+    "next_draft_kv_len": (I64, ("D",)),
+}
 
 
 def sampling_graphs(
@@ -66,7 +83,7 @@ def sampling_graphs(
         Models by name: those of `weighing_keys`, also for a draft whose vocabulary has another
         size; `filter_{top,nucleus,any,typical}`;
         `accept_{greedy,edited,one_hot,dense,block,invariant}`; `sample_{greedy,edited,drawn}`;
-        with a drafting model `propose_{greedy,edited,drawn}`; `top_logprobs`.
+        with a drafting model `propose_{greedy,edited,drawn}`; `position_races`; `top_logprobs`.
     """
     V, Vd = target_vocabulary, draft_vocabulary
     graphs = {key.name: weighing_graph(key, V, V) for key in weighing_keys("target")}
@@ -79,6 +96,7 @@ def sampling_graphs(
         graphs[f"sample_{name}"] = sample_graph(name, V)
         if Vd is not None:
             graphs[f"propose_{name}"] = propose_graph(name, V, Vd)
+    graphs["position_races"] = position_races_graph(V)
     return graphs | {"top_logprobs": top_logprobs_graph(V)}
 
 
@@ -130,16 +148,13 @@ def weighing_graph(key: WeighingKey, vocabulary: int, width: int) -> ir.Model:
 def accept_graph(rule: Judgement, vocabulary: int, *, is_edited: bool = False) -> ir.Model:
     """Make the graph that judges a round's drafts and draws its last token.
 
-    Inputs: `logits [1, M, V]` float32, raw; `draft_tokens [G]`, `n_draft [1]` (0 to G), `last_id
-    [1]` (the last committed token, row 0 of the pass), `kv_len [1]` (before it), int64. With
-    edits at temperature 0 `scores [M, V64]`; above it `p [M, V64]`, `race [1, K]` exponentials (for
-    `invariant` `[M, K]`), and except for `invariant` `uniform [G]` in [0, 1); for `dense` and
-    `block` `q [G, V64]`; all float32.
+    Inputs: `logits [1, M, V]` float32, raw; `draft_tokens [G]`, `n_draft [1]` (0 to G) and those
+    of `_PLACE`. With edits at temperature 0 `scores [M, V64]`; above it `p [M, V64]`, `race [1, K]`
+    exponentials (for `invariant` `[M, K]`), and except for `invariant` `uniform [G]` in [0, 1); for
+    `dense` and `block` `q [G, V64]`; all float32.
 
-    Outputs: `tokens [M]` (0 beyond row `n_accepted`), `n_accepted [1]`, `logprob [M]`, and what
-    the next round needs: `next_kv_len [1]`, `next_ids [2]` (the last two committed tokens) and
-    `next_draft_kv_len [G]`, the length at which the drafting model's i-th pass runs: pass 0
-    catches up on two rows, each later one is a single row.
+    Outputs: `tokens [M]` (0 beyond row `n_accepted`), `n_accepted [1]`, `logprob [M]`, and those of
+    `_NEXT_PLACE`.
 
     Args:
         rule: `greedy` (temperature 0), `one_hot` (q is 1 at the draft), `dense`, `block` or
@@ -152,8 +167,7 @@ def accept_graph(rule: Judgement, vocabulary: int, *, is_edited: bool = False) -
         "logits": (F32, (1, "M", V)),
         "draft_tokens": (I64, ("G",)),
         "n_draft": (I64, (1,)),
-        "last_id": (I64, (1,)),
-        "kv_len": (I64, (1,)),
+        **_PLACE,
     }
     if is_edited:
         inputs["scores"] = (F32, ("M", V64))
@@ -168,9 +182,7 @@ def accept_graph(rule: Judgement, vocabulary: int, *, is_edited: bool = False) -
         "tokens": (I64, ("M",)),
         "n_accepted": (I64, (1,)),
         "logprob": (F32, ("M",)),
-        "next_kv_len": (I64, (1,)),
-        "next_ids": (I64, (2,)),
-        "next_draft_kv_len": (I64, ("G",)),
+        **_NEXT_PLACE,
     }
 
     def body(op: Ops, given: Values) -> Values:
@@ -190,23 +202,25 @@ def accept_graph(rule: Judgement, vocabulary: int, *, is_edited: bool = False) -
 def sample_graph(variant: str, vocabulary: int) -> ir.Model:
     """Make the graph that chooses a token without drafts: after prefill, and in plain decoding.
 
-    Inputs: `logits [1, 1, V]` float32, raw; for `edited` also `scores [1, V64]`, for `drawn`
-    `p [1, V64]` and `race [1, K]`. Outputs: `tokens [1]` int64, `logprob [1]` float32.
+    Inputs: `logits [1, 1, V]` float32, raw, and those of `_PLACE`; for `edited` also `scores [1,
+    V64]`, for `drawn` `p [1, V64]` and `race [1, K]`. Outputs: `tokens [1]` int64, `logprob [1]`
+    float32, and those of `_NEXT_PLACE`.
 
     Args:
         variant: `greedy`, `edited` (temperature 0 with edits or a mask) or `drawn`.
         vocabulary: V.
     """
     V = vocabulary
-    inputs: Signature = {"logits": (F32, (1, 1, V))} | _chosen_from(variant, V)
+    inputs: Signature = {"logits": (F32, (1, 1, V))} | _PLACE | _chosen_from(variant, V)
 
     def body(op: Ops, given: Values) -> Values:
         logits = rows_of(op, given["logits"], V)  # [1, V64]
         weights = given.get("p", given.get("scores"))
         token = _choose(op, logits if weights is None else weights, given, V)  # [1]
-        return {"tokens": token, "logprob": _logprob(op, logits, token, given)}
+        place = _next_place(op, given, [0], token)
+        return {"tokens": token, "logprob": _logprob(op, logits, token, given)} | place
 
-    outputs: Signature = {"tokens": (I64, (1,)), "logprob": (F32, (1,))}
+    outputs: Signature = {"tokens": (I64, (1,)), "logprob": (F32, (1,))} | _NEXT_PLACE
     return make_model(f"sample_{variant}", inputs, outputs, body)
 
 
@@ -231,6 +245,25 @@ def propose_graph(variant: str, vocabulary: int, draft_vocabulary: int) -> ir.Mo
         return {"token": _choose(op, weights, given, V)}
 
     return make_model(f"propose_{variant}", inputs, {"token": (I64, (1,))}, body)
+
+
+def position_races_graph(vocabulary: int) -> ir.Model:
+    """Make the graph that picks the races of a round's positions out of the ones held.
+
+    The noise of a position is put in place before it is known where the round starts that needs it:
+    `ring [W, K]` holds the races of W consecutive positions, that of position i in row i modulo W.
+    `kv_len [1]` says where the round starts; its first token has position `kv_len + 1`. Output:
+    `race [M, K]`, M = W / 2.
+    """
+    K = race_size(vocabulary)
+    inputs: Signature = {"ring": (F32, ("W", K)), "kv_len": (I64, (1,))}
+
+    def body(op: Ops, given: Values) -> Values:
+        held = op.Shape(given["ring"], start=0, end=1)  # [1]
+        row = op.Range(1, op.Add(op.Squeeze(op.Div(held, 2)), 1), 1)  # 1 .. M
+        return {"race": op.Gather(given["ring"], op.Mod(op.Add(row, given["kv_len"]), held))}
+
+    return make_model("position_races", inputs, {"race": (F32, ("M", K))}, body)
 
 
 def top_logprobs_graph(vocabulary: int) -> ir.Model:
@@ -267,16 +300,18 @@ def _choose(op: Ops, weights: ir.Value, given: Values, V: int) -> ir.Value:
 def _commit(op: Ops, given: Values, rows: Rows, n_accepted: ir.Value, drawn: ir.Value) -> Values:
     tokens = op.Where(op.Less(rows.index, n_accepted), rows.draft, 0)
     tokens = op.Where(op.Equal(rows.index, n_accepted), drawn, tokens)  # [M]
+    made = {"tokens": tokens, "n_accepted": n_accepted}
+    return made | _next_place(op, given, n_accepted, tokens)
+
+
+def _next_place(op: Ops, given: Values, n_accepted: Index, tokens: ir.Value) -> Values:
+    """Where a round that follows starts, `n_accepted + 1` tokens on."""
     committed = op.Concat(given["last_id"], tokens, axis=0)  # [M + 1]
-    next_kv_len = op.Add(op.Add(given["kv_len"], n_accepted), 1)  # [1]
-    draft_pass = iota(op, given["draft_tokens"])  # [G]
-    rows_before = op.Add(draft_pass, op.Min(draft_pass, 1))  # 0, 2, 3, 4: pass 0 has two rows
+    emitted = op.Add(n_accepted, [1])  # [1]
     return {
-        "tokens": tokens,
-        "n_accepted": n_accepted,
-        "next_kv_len": next_kv_len,
+        "next_kv_len": op.Add(given["kv_len"], emitted),
         "next_ids": op.Gather(committed, op.Add(n_accepted, [0, 1])),
-        "next_draft_kv_len": op.Add(op.Sub(next_kv_len, 1), rows_before),
+        "next_draft_kv_len": op.Add(given["draft_kv_len"], emitted),
     }
 
 

@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from spec_export.engines.backend import Buffer
+from spec_export.engines.backend import Buffer, Call
 from spec_export.engines.passes import BoundRole, allocate_caches, bind_role
 from spec_export.runtime.buffers import HostMirror, RoundBuffers
 from spec_export.runtime.ngram import NgramIndex
@@ -27,10 +27,22 @@ class Draft(Protocol):
     def prefill(self, tokens: Sequence[int]) -> None:
         """Take in committed tokens that follow what it has seen."""
 
-    def propose(self, n: int, sampling: SamplingCalls) -> int:
-        """Write up to `n` drafts into the round's buffers; returns how many."""
+    def prepare(self, n: int) -> int:
+        """Get ready for a round of up to `n` drafts; returns how many there will be.
 
-    def commit(self, tokens: Sequence[int], n_accepted: int) -> None:
+        What is found on the host is written into the round's buffers here.
+        """
+
+    def calls(self, n: int, sampling: SamplingCalls) -> list[Call]:
+        """What a round of `n` drafts enqueues to have them in the round's buffers."""
+
+    def can_run_ahead(self, n: int, committed: int) -> bool:
+        """Whether a round of `n` drafts needs nothing of the one before but what is on the device.
+
+        `committed` is the most tokens that there may be when it starts.
+        """
+
+    def commit(self, tokens: Sequence[int], n_draft: int, n_accepted: int) -> None:
         """The history grew by `tokens`, the first `n_accepted` of them drafts."""
 
     def rewind(self, length: int) -> None:
@@ -53,14 +65,22 @@ class NgramDraft:
         for token in tokens:
             self._index.append(token)
 
-    def propose(self, n: int, sampling: SamplingCalls) -> int:
+    def prepare(self, n: int) -> int:
         """Write what followed the last n-gram before."""
         found = self._index.continuation(n)
         if found:
             self._host.set_drafts(found)
         return len(found)
 
-    def commit(self, tokens: Sequence[int], n_accepted: int) -> None:
+    def calls(self, n: int, sampling: SamplingCalls) -> list[Call]:
+        """Nothing: they are there."""
+        return []
+
+    def can_run_ahead(self, n: int, committed: int) -> bool:
+        """It has to see the text."""
+        return False
+
+    def commit(self, tokens: Sequence[int], n_draft: int, n_accepted: int) -> None:
         """Index what the round emitted."""
         self.prefill(tokens)
 
@@ -70,6 +90,17 @@ class NgramDraft:
 
     def recover(self, length: int) -> None:
         """It has no cache."""
+
+
+class MaskFill:
+    """Has the masks of a grammar follow a round's first `n` drafts: work of the host in a round."""
+
+    def __init__(self, sampling: SamplingCalls, n: int) -> None:
+        self._sampling, self._n = sampling, n
+
+    def enqueue(self) -> None:
+        """Read the drafts and write the masks."""
+        self._sampling.fill_masks(self._n)
 
 
 class ModelDraft:
@@ -118,25 +149,38 @@ class ModelDraft:
             self._prefill.call.enqueue()
             self.length += len(part)
 
-    def propose(self, n: int, sampling: SamplingCalls) -> int:
-        """Draft `n` tokens; fewer or none where the text outgrows the model's positions."""
+    def prepare(self, n: int) -> int:
+        """Take in what it lags behind; fewer drafts where the text outgrows its positions."""
         committed = len(self._history)
         n = min(n, self._spec.max_position - committed + 1)
         if n <= 0 or committed < 2:
             return 0
         if self.lag:
             self.prefill(self._history[self.length : committed - 2])
-        for i in range(n):
-            self._passes[i].call.enqueue()
-            sampling.draw_for_propose(committed, i)
-            sampling.propose[i].enqueue()
-        self.length = committed + n - 1
         return n
 
-    def commit(self, tokens: Sequence[int], n_accepted: int) -> None:
-        """Rows of refused drafts are stale; they are written again before they are read."""
-        before = len(self._history) - len(tokens)
-        self.length = min(self.length, before + n_accepted)
+    def calls(self, n: int, sampling: SamplingCalls) -> list[Call]:
+        """A pass and a draw for each draft."""
+        made: list[Call] = []
+        for i in range(n):
+            made.append(self._passes[i].call)
+            if sampling.follows_drafts:
+                made.append(MaskFill(sampling, i))
+            made.append(sampling.propose[i])
+        return made
+
+    def can_run_ahead(self, n: int, committed: int) -> bool:
+        """After a round it lags behind by nothing."""
+        return n <= self._spec.max_position - committed + 1
+
+    def commit(self, tokens: Sequence[int], n_draft: int, n_accepted: int) -> None:
+        """Rows of refused drafts are stale; they are written again before they are read.
+
+        The token that follows the last draft was in no pass of this model.
+        """
+        if n_draft:
+            before = len(self._history) - len(tokens)
+            self.length = before + min(n_accepted, n_draft - 1)
 
     def rewind(self, length: int) -> None:
         """Forget everything from `length` on."""

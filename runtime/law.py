@@ -19,7 +19,7 @@ from spec_export.engines.backend import Buffer
 from spec_export.engines.bundle import Progress, no_progress
 from spec_export.engines.errors import RequestError
 from spec_export.engines.passes import BoundRole
-from spec_export.runtime.buffers import HostMirror, allocate_round
+from spec_export.runtime.buffers import HostMirror, Report, allocate_round
 from spec_export.runtime.opened import OpenedBundle
 from spec_export.runtime.sampling import Rule, Sampling, plan_for
 from spec_export.runtime.sampling_calls import SamplingCalls
@@ -128,6 +128,7 @@ class _Toy:
         self._ids = [3, vocabulary // 2, vocabulary - 1]
         self._buffers = allocate_round(self._device, gamma)
         self._host = HostMirror(self._device, self._buffers)
+        self._report = Report(self._device, self._buffers)
         self._logits = np.full((1, gamma + 1, vocabulary), -np.inf, np.float32)
         verify = self._device.allocate(self._logits.shape, np.float32)
         draft_width = manifest.models["draft"].vocabulary if self._is_model else vocabulary
@@ -150,15 +151,19 @@ class _Toy:
         """The first tokens of the text of a seed, as 0, 1, 2."""
         self._calls.begin(self._sampling(seed))
         look_up = np.random.default_rng(seed)
-        text = [0]
+        text, place, n = [0], 0, min(2, self._gamma)
         while len(text) <= TOKENS:
-            drafts = self._propose(text, min(2, self._gamma), look_up)
+            self._host.set_place(len(text) + 1, self._ids[0], self._ids[text[-1]])
+            self._calls.draw(place, len(text) + 1, len(text) + 2 + n, n)
+            if self._calls.races is not None:
+                self._calls.races.enqueue()
+            drafts = self._propose(text, n, look_up)
             text += self._judge(text, drafts)
+            place += 1
         return tuple(text[1 : TOKENS + 1])
 
     def _propose(self, text: list[int], n: int, look_up: np.random.Generator) -> list[int]:
         """`n` drafts: drawn by the propose engines, or found by a look-up that knows q."""
-        self._host.set_lengths(len(text) + 1, self._ids[0], self._ids[text[-1]])
         drafts: list[int] = []
         if not self._is_model:
             for _ in range(n):
@@ -168,7 +173,6 @@ class _Toy:
         for i in range(n):
             self._write(self._draft_logits, 0, _Q[[*text, *drafts][-1]])
             self._device.upload(self._draft_buffers[i], self._draft_logits)
-            self._calls.draw_for_propose(len(text) + 1, i)
             self._calls.propose[i].enqueue()
             self._device.download(self._buffers.drafts, self._drafted)
             drafts.append(self._ids.index(int(self._drafted[i])))
@@ -176,15 +180,14 @@ class _Toy:
 
     def _judge(self, text: list[int], drafts: list[int]) -> list[int]:
         """What the accept engine emits for the drafts."""
-        assert self._calls.accept is not None
         for row, last in enumerate([text[-1], *drafts]):
             self._write(self._logits, row, _P[last])
         self._device.upload(self._verify, self._logits)
         self._host.set_n_draft(len(drafts))
-        self._calls.draw_for_accept(len(text) + 1, len(drafts))
-        self._calls.accept.enqueue()
-        self._host.read_report()
-        emitted = [self._host.tokens[i] for i in range(self._host.n_accepted[0] + 1)]
+        self._calls.accept["verify"].enqueue()
+        self._report.start()
+        self._report.wait()
+        emitted = [self._report.tokens[i] for i in range(self._report.n_accepted[0] + 1)]
         return [self._ids.index(token) for token in emitted]
 
     def _write(self, logits: np.ndarray, row: int, law: np.ndarray) -> None:

@@ -1,13 +1,14 @@
 """Keyed random numbers, made on the host and handed to the sampling graphs as inputs.
 
-Every number has a key: (seed, round_start, row, candidate, stream, index in the array). Rules
-`reject` and `block` are exact only if no number is used twice: a uniform that has decided an
-acceptance is no longer uniform given the outcome, so a residual drawn with it, or a later round at
-the same position, follows another law (one-round tests do not see the second). Hence the position a
-round starts at is in the key, and what a number is for (`Stream`) as well. Rule `invariant` alone
-wants the opposite: what is drawn for a position is drawn with the numbers of that position, by the
-draft, in a round and without one, so that the text depends on none of them. The same key gives the
-same numbers on every machine, in any order of calls.
+Every number has a key: (seed, place, row, candidate, stream, index in the array). Rules `reject`
+and `block` are exact only if no number is used twice: a uniform that has decided an acceptance is
+no longer uniform given the outcome, so a residual drawn with it, or a later round at the same
+position, follows another law (one-round tests do not see the second). Hence their place is the
+number of the round in its text, which is known before it is known where the round starts, and what
+a number is for (`Stream`) is in the key as well. Rule `invariant` alone wants the opposite: its
+place is a position of the text, and what is drawn for a position is drawn with the numbers of that
+position, by the draft, in a round and without one, so that the text depends on none of them. The
+same key gives the same numbers on every machine, in any order of calls.
 
 Philox is a counter-based generator: the key picks the generator, the counter the numbers, and
 nothing is carried from one call to the next. No array is made after the first call of a size.
@@ -38,10 +39,9 @@ class Stream(IntEnum):
     """What a number is used for. Two purposes never share one."""
 
     ACCEPT = 0  # uniforms that accept or refuse the drafts of a round
-    RESIDUAL = 1  # the race for a round's last token
+    RESIDUAL = 1  # the race for a round's last token, or for one without drafts
     PROPOSE = 2  # the race for one draft token; row = its place in the round
-    SAMPLE = 3  # the race for a token drawn without drafts
-    POSITION = 4  # the race of a position, under rule `invariant`: the same whoever draws there
+    POSITION = 3  # the race of a position, under rule `invariant`: the same whoever draws there
 
 
 class Noise:
@@ -68,7 +68,7 @@ class Noise:
     def uniform(
         self,
         out: Float32Array,
-        round_start: int,
+        place: int,
         row: int,
         candidate: int = 0,
         stream: Stream = Stream.ACCEPT,
@@ -77,19 +77,19 @@ class Noise:
 
         Args:
             out: [n] float32, written in place.
-            round_start: committed tokens when the round began, 0 to 2^64 - 1.
+            place: number of the round, 0 to 2^64 - 1.
             row: row of the round, 0 to 2^32 - 1.
             candidate: which of several candidates of a row, 0 to 2^32 - 1.
             stream: what the numbers are used for.
         """
-        u = self._draw(out.size, round_start, row, candidate, stream)
+        u = self._draw(out.size, place, row, candidate, stream)
         np.minimum(u, _LARGEST_BELOW_ONE, out=u)
         np.copyto(out, u, casting="same_kind")
 
     def exponential(
         self,
         out: Float32Array,
-        round_start: int,
+        place: int,
         row: int,
         candidate: int = 0,
         stream: Stream = Stream.RESIDUAL,
@@ -98,12 +98,12 @@ class Noise:
 
         Args:
             out: [n] float32, written in place.
-            round_start: committed tokens when the round began, 0 to 2^64 - 1.
+            place: number of the round, 0 to 2^64 - 1.
             row: row of the round, 0 to 2^32 - 1.
             candidate: which of several candidates of a row, 0 to 2^32 - 1.
             stream: what the numbers are used for.
         """
-        e = self._draw(out.size, round_start, row, candidate, stream)
+        e = self._draw(out.size, place, row, candidate, stream)
         np.negative(e, out=e)
         np.log1p(e, out=e)  # log(1 - u) without cancellation; u is at most 1 - 2^-53
         np.negative(e, out=e)
@@ -119,7 +119,7 @@ class Noise:
         self.exponential(out, position, 0, stream=Stream.POSITION)
 
     def _draw(
-        self, size: int, round_start: int, row: int, candidate: int, stream: Stream
+        self, size: int, place: int, row: int, candidate: int, stream: Stream
     ) -> NDArray[np.float64]:
         """`size` uniforms of 53 bits, in an array kept for this size."""
         scratch = self._scratch.get(size)
@@ -128,7 +128,7 @@ class Noise:
         assert 0 <= candidate < 1 << 32, "it would run into the row"
         counter = self._counter  # 256 bits: the generator itself counts in the lowest 64
         counter[0] = 0
-        counter[1] = round_start
+        counter[1] = place
         counter[2] = row << 32 | candidate
         counter[3] = stream
         self._bits.state = self._state  # also drops what the last call left in the buffer
@@ -137,36 +137,29 @@ class Noise:
 
 
 class PositionRaces:
-    """The races of consecutive positions, in rows; those of positions that stay are not made again.
+    """The races of consecutive positions; what is held already is not made again.
 
     Args:
-        device: where `buffer` lies.
-        buffer: `[rows, K]` float32, row i for position `start + i`.
+        device: where `ring` lies.
+        ring: `[W, K]` float32; the race of position i is in row i modulo W.
     """
 
-    def __init__(self, device: Device, buffer: Buffer) -> None:
+    def __init__(self, device: Device, ring: Buffer) -> None:
         self._device, self._noise = device, Noise(0)
-        host = np.zeros(buffer.shape, np.float32)
-        self._rows = [host[i : i + 1] for i in range(len(host))]  # views of [1, K]
-        self._parts = [buffer.part(i, i + 1) for i in range(len(host))]
-        self._start = self._filled = 0
+        self._race: Float32Array = np.zeros((1, *ring.shape[1:]), np.float32)
+        self._rows = [ring.part(i, i + 1) for i in range(ring.shape[0])]
+        self._held = [-1] * ring.shape[0]
 
     def begin(self, noise: Noise) -> None:
         """Use other noise from here on."""
-        self._noise, self._filled = noise, 0
+        self._noise, self._held = noise, [-1] * len(self._held)
 
-    def fill(self, start: int, count: int) -> None:
-        """Have the first `count` rows hold the races from position `start` on."""
-        if start != self._start:
-            self._move(start)
-        for i in range(self._filled, count):
-            self._noise.of_position(self._rows[i], start + i)
-            self._device.upload(self._parts[i], self._rows[i])
-        self._filled = max(self._filled, count)
-
-    def _move(self, start: int) -> None:
-        by, filled = start - self._start, self._filled
-        self._start, self._filled = start, max(0, filled - by) if by > 0 else 0
-        for i in range(self._filled):
-            np.copyto(self._rows[i], self._rows[i + by])
-            self._device.upload(self._parts[i], self._rows[i])
+    def hold(self, start: int, stop: int) -> None:
+        """Have the races of the positions from `start` to before `stop`, at most W of them."""
+        assert stop - start <= len(self._held)
+        for position in range(start, stop):
+            row = position % len(self._held)
+            if self._held[row] != position:
+                self._noise.of_position(self._race, position)
+                self._device.upload(self._rows[row], self._race)
+                self._held[row] = position

@@ -1,6 +1,7 @@
 """The sampling graphs of one plan, bound to a session's buffers.
 
-Every call is bound once; a round writes noise, and what edits and masks read, and enqueues.
+Every call is bound once. Before a round its noise is written, in one block; in the round, calls are
+enqueued and nothing else, but that a grammar's masks follow the drafts on the host.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spec_export.engines.backend import Buffer, Call
-from spec_export.engines.graphs import TOP_LOGPROBS, WeighingKey, padded_vocabulary
+from spec_export.engines.graphs import BLOCK, TOP_LOGPROBS, WeighingKey, padded_vocabulary
 from spec_export.engines.passes import BoundRole
 from spec_export.runtime.buffers import RoundBuffers
 from spec_export.runtime.call_chains import Fallback, Sequel
@@ -36,8 +37,9 @@ class SamplingCalls:
         plan: as given.
         sample: draws a token without drafts, by the role that left its logits.
         propose: draws the i-th draft.
-        accept: judges a round; None where nothing drafts.
+        accept: judges a round, by the role that verified it; empty where nothing drafts.
         list_logprobs: lists the most probable tokens, by role; empty unless the plan says so.
+        races: picks the noise of a round's positions, under rule `invariant`.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class SamplingCalls:
         self._edits = self._make_edits() if plan.edits else None
         self._masks = self._make_masks() if plan.mask else None
         self._make_values()
+        self.races: Call | None = None
         self._make_noise()
         rows = (self._rows, self._width)
         self._weights = self._new(rows, np.float32) if plan.chooses != "greedy" else None
@@ -67,14 +70,23 @@ class SamplingCalls:
         is_weighed = plan.proposes not in (None, "greedy")
         self._q = self._new((gamma, self._width), np.float32) if is_weighed else None
         self._overflow = self._new((1,), np.int64)
+        verifying = {name: role for name, role in roles.items() if name.startswith("verify")}
         self.sample: dict[str, Call] = {
-            name: self._bind_sample(role)
-            for name, role in roles.items()
-            if not name.startswith("verify")
+            name: self._bind_sample(role) for name, role in roles.items() if name not in verifying
         }
         self.propose: list[Call] = [self._bind_propose(i, x) for i, x in enumerate(draft_logits)]
-        self.accept: Call | None = self._bind_accept(roles["verify"]) if "verify" in roles else None
+        self.accept: dict[str, Call] = {n: self._bind_accept(r) for n, r in verifying.items()}
         self.list_logprobs = self._bind_lists(roles) if plan.lists_logprobs else {}
+
+    @property
+    def follows_text(self) -> bool:
+        """Whether the host has to see a round's tokens before the next round can start."""
+        return self.plan.edits or self.follows_drafts
+
+    @property
+    def follows_drafts(self) -> bool:
+        """Whether the host has to see a round's drafts while it runs."""
+        return self._masks is not None and self._masks.follows
 
     # --- a text -----------------------------------------------------------------------------------
 
@@ -116,33 +128,32 @@ class SamplingCalls:
 
     # --- a round ----------------------------------------------------------------------------------
 
-    def draw_for_sample(self, committed: int) -> None:
-        """Noise and mask for one token without drafts."""
-        self._fill_masks(0)
-        if self._races is not None:
-            self._races.fill(committed, 1)
-        elif self._noise is not None:
-            self._draw_race(committed, 0, Stream.SAMPLE)
+    def draw(self, place: int, start: int, stop: int, n_draft: int) -> None:
+        """Write the noise of a round, or of a token without drafts.
 
-    def draw_for_propose(self, committed: int, i: int) -> None:
-        """Noise and mask for the i-th draft of the round that starts at `committed`."""
-        self._fill_masks(i)
-        if self.plan.proposes != "drawn":
+        Args:
+            place: its number in the text.
+            start: lowest position its first token may have.
+            stop: one beyond the highest position its last token may have.
+            n_draft: drafts it has.
+        """
+        noise = self._noise
+        if noise is None:
             return
         if self._races is not None:
-            self._races.fill(committed, i + 1)
-        elif self._noise is not None:
-            self._draw_race(committed, i, Stream.PROPOSE)
+            self._races.hold(start, stop)
+            return
+        noise.uniform(self._uniform, place, 0, stream=Stream.ACCEPT)
+        noise.exponential(self._race_rows[0], place, 0, stream=Stream.RESIDUAL)
+        drawn = n_draft if self.plan.proposes == "drawn" else 0
+        for i in range(drawn):
+            noise.exponential(self._race_rows[1 + i], place, i, stream=Stream.PROPOSE)
+        self._device.upload(*self._noise_blocks[drawn])
 
-    def draw_for_accept(self, committed: int, n_draft: int | None = None) -> None:
-        """Noise and masks for judging the round of `n_draft` drafts that starts at `committed`."""
-        self._fill_masks(self._buffers.gamma if n_draft is None else n_draft)
-        if self._races is not None:
-            self._races.fill(committed, self._rows)
-        elif self._noise is not None:
-            self._noise.uniform(self._uniform, committed, 0, stream=Stream.ACCEPT)
-            self._device.upload(self._uniform_buffer, self._uniform)
-            self._draw_race(committed, 0, Stream.RESIDUAL)
+    def fill_masks(self, n_draft: int) -> None:
+        """Have the masks follow `n_draft` drafts, which are on the device."""
+        if self._masks is not None:
+            self._masks.fill(n_draft)
 
     def top_logprobs(self, role: str, rows: int, count: int) -> list[list[tuple[int, float]]]:
         """The `count` most probable tokens of the first rows that the last pass of a role left."""
@@ -153,15 +164,6 @@ class SamplingCalls:
         return [
             list(zip(a, b, strict=True)) for a, b in zip(ids.tolist(), values.tolist(), strict=True)
         ]
-
-    def _fill_masks(self, n_draft: int) -> None:
-        if self._masks is not None and self._masks.follows:
-            self._masks.fill(n_draft)
-
-    def _draw_race(self, committed: int, row: int, stream: Stream) -> None:
-        assert self._noise is not None
-        self._noise.exponential(self._race, committed, row, stream=stream)
-        self._device.upload(self._race_buffer, self._race)
 
     # --- binding ----------------------------------------------------------------------------------
 
@@ -188,18 +190,29 @@ class SamplingCalls:
             self._given[name] = self._new((1,), array.dtype.type)
 
     def _make_noise(self) -> None:
+        """Uniforms of a round, then rows of races: the last token's, and each draft's.
+
+        Under `invariant` row i is that of the i-th position, picked from a ring.
+        """
         self._races: PositionRaces | None = None
         if self.plan.chooses != "drawn":
             return
-        size = race_size(self._vocabulary)
+        size, rows = race_size(self._vocabulary), self._rows
         if self.plan.is_positional:
-            self._race_buffer = self._new((self._rows, size), np.float32)
-            self._races = PositionRaces(self._device, self._race_buffer)
-        else:
-            self._race_buffer = self._new((1, size), np.float32)
-            self._race: Float32Array = np.zeros((1, size), np.float32)
-            self._uniform: Float32Array = np.zeros(self._rows - 1, np.float32)
-            self._uniform_buffer = self._new((self._rows - 1,), np.float32)
+            ring = self._new((2 * rows, size), np.float32)
+            self._race_buffer = self._new((rows, size), np.float32)
+            self._races = PositionRaces(self._device, ring)
+            bound = {"ring": ring, "kv_len": self._buffers.kv_len, "race": self._race_buffer}
+            self.races = self._opened.sampling["position_races"].bind("run", bound)
+            return
+        first = -(-max(1, rows - 1) // BLOCK) * BLOCK
+        block = self._new((first + rows * size,), np.float32)
+        host: Float32Array = np.zeros(block.shape, np.float32)
+        self._uniform_buffer, self._uniform = block.part(0, rows - 1), host[: rows - 1]
+        self._race_buffer = block.part(first, block.shape[0]).shaped(rows, size)
+        self._race_rows = host[first:].reshape(rows, 1, size)
+        ends = [first + size * (1 + i) for i in range(rows)]
+        self._noise_blocks = [(block.part(0, end), host[:end]) for end in ends]
 
     def _weigh(
         self, key: WeighingKey | None, logits: Buffer, row: int, out: Buffer
@@ -230,7 +243,7 @@ class SamplingCalls:
 
     def _bind_sample(self, role: BoundRole) -> Call:
         plan, logits = self.plan, _first_row(role.buffers["logits"])
-        bound = {
+        bound = self._buffers.place | {
             "logits": logits,
             "tokens": self._buffers.tokens.part(0, 1),
             "logprob": self._buffers.logprob.part(0, 1),
@@ -252,40 +265,33 @@ class SamplingCalls:
             same = self._opened.manifest.models["draft"].vocabulary == self._vocabulary
             key = plan.weighing(plan.proposes, "target" if same else "draft")
             weighing = self._weigh(key, logits, i, q)
-            bound |= {"p": q, "scores": q} | self._race_of(i)
+            bound |= {"p": q, "scores": q} | self._race_of(i if plan.is_positional else 1 + i)
         engine = self._opened.sampling[f"propose_{plan.proposes}"]
         return _after(weighing, engine.bind("run", bound))
 
     def _bind_accept(self, verify: BoundRole) -> Call:
-        buffers, next_head, gamma = self._buffers, self._buffers.next, self._buffers.gamma
-        plan, logits = self.plan, verify.buffers["logits"]
-        bound = {
-            "logits": logits,
-            "draft_tokens": buffers.drafts,
+        buffers, plan, rows = self._buffers, self.plan, verify.rows
+        bound = buffers.place | {
+            "logits": verify.buffers["logits"],
+            "draft_tokens": buffers.drafts.part(0, rows - 1),
             "n_draft": buffers.n_draft,
-            "last_id": buffers.last,
-            "kv_len": buffers.kv_len,
-            "tokens": buffers.tokens,
+            "tokens": buffers.tokens.part(0, rows),
             "n_accepted": buffers.n_accepted,
-            "logprob": buffers.logprob,
-            "next_kv_len": next_head.part(0, 1),
-            "next_draft_kv_len": next_head.part(1, 1 + gamma),
-            "next_ids": next_head.part(1 + gamma, 3 + gamma),
+            "logprob": buffers.logprob.part(0, rows),
         }
         weighing: tuple[Call, ...] = ()
         if self._weights is not None:
-            key = plan.weighing(plan.chooses, "target")
-            weighing = self._weigh(key, logits, 0, self._weights)
-            bound |= {"p": self._weights, "scores": self._weights}
-        if plan.chooses == "drawn":
-            bound["race"] = self._race_buffer
-            bound |= {} if plan.is_positional else {"uniform": self._uniform_buffer}
+            key, weights = plan.weighing(plan.chooses, "target"), self._weights.part(0, rows)
+            weighing = self._weigh(key, verify.buffers["logits"], 0, weights)
+            bound |= {"p": weights, "scores": weights}
+        if plan.is_positional:
+            bound["race"] = self._race_buffer.part(0, rows)
+        elif plan.chooses == "drawn":
+            bound |= self._race_of(0) | {"uniform": self._uniform_buffer.part(0, rows - 1)}
         if self._q is not None:
-            bound["q"] = self._q
-        return _after(
-            weighing,
-            self._opened.sampling[f"accept_{plan.accept}.{verify.rows}"].bind("run", bound),
-        )
+            bound["q"] = self._q.part(0, rows - 1)
+        engine = self._opened.sampling[f"accept_{plan.accept}.{rows}"]
+        return _after(weighing, engine.bind("run", bound))
 
     def _bind_lists(self, roles: Mapping[str, BoundRole]) -> dict[str, Call]:
         shape = (self._rows, TOP_LOGPROBS)
@@ -294,7 +300,7 @@ class SamplingCalls:
         calls = {}
         for name, role in roles.items():
             logits = role.buffers["logits"]
-            logits = logits if name == "verify" else _first_row(logits)
+            logits = logits if name.startswith("verify") else _first_row(logits)
             rows = logits.shape[1]
             bound = {
                 "logits": logits,
@@ -307,7 +313,6 @@ class SamplingCalls:
     def _race_of(self, row: int) -> dict[str, Buffer]:
         if self.plan.chooses != "drawn":
             return {}
-        row = row if self.plan.is_positional else 0
         return {"race": self._race_buffer.part(row, row + 1)}
 
 

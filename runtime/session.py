@@ -7,11 +7,17 @@ Who owns which length, between rounds, with `n` committed tokens:
     draft length    >= n - 2  the drafting model; less after steps without drafts (its lag)
 
 A prefill of n tokens writes n rows; the first token is then sampled, which makes n + 1. A round of
-`n_draft` drafts moves the target's length by `n_accepted + 1`. Rolling back moves no data.
+`n_draft` drafts moves the target's length by `n_accepted + 1`. Rolling back moves no data. Between
+rounds the lengths and the last tokens on the device are those of the history.
+
+A pipelined session enqueues the next round before it has read one, so that a GPU does not wait for
+the host. Where the text takes another turn, what that round did is forgotten: it wrote past the
+committed rows, and the lengths are put back.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,12 +32,13 @@ from spec_export.engines.errors import (
     RequestError,
     SpecExportError,
 )
-from spec_export.engines.graphs import ModelSpec
+from spec_export.engines.graphs import ModelSpec, verify_name
 from spec_export.engines.passes import BoundRole, allocate_caches, bind_role
-from spec_export.runtime.buffers import HostMirror, allocate_round
+from spec_export.runtime.buffers import HostMirror, Report, allocate_round
 from spec_export.runtime.drafts import Draft, ModelDraft, NgramDraft
 from spec_export.runtime.masks import Constraint
 from spec_export.runtime.opened import OpenedBundle
+from spec_export.runtime.rounds import Rounds
 from spec_export.runtime.sampling import Plan, Sampling, plan_for
 from spec_export.runtime.sampling_calls import SamplingCalls
 
@@ -57,29 +64,48 @@ class RoundResult:
     top: list[list[tuple[int, float]]] = field(default_factory=list)
 
 
-class Session:
-    """A sequence over an opened bundle; many sessions may share one bundle, one thread each."""
+@dataclass(frozen=True)
+class _Started:
+    """A round that is under way, or a token without drafts (`n_draft` 0)."""
 
-    def __init__(self, opened: OpenedBundle) -> None:
+    role: str
+    n_draft: int
+    report: Report
+
+
+class Session:
+    """A sequence over an opened bundle; many sessions may share one bundle, one thread each.
+
+    Args:
+        opened: the bundle.
+        pipelined: record rounds, and enqueue the next before the last was read; None: where the
+            device runs work after it was enqueued.
+    """
+
+    def __init__(self, opened: OpenedBundle, *, pipelined: bool | None = None) -> None:
         manifest = opened.manifest
         self.opened = opened
         self.gamma, self.max_len = manifest.gamma, manifest.max_len
         self.history: list[int] = []
         self.result = RoundResult([], [], 0, 0)
         self._device = opened.device
+        self._pipelined = opened.device.is_deferred if pipelined is None else pipelined
         self._spec: ModelSpec = manifest.models["target"]
         self._caches = allocate_caches(opened.device, self._spec)
         self._buffers = allocate_round(opened.device, self.gamma)
         self._host = HostMirror(opened.device, self._buffers)
+        self._reports = [Report(opened.device, self._buffers) for _ in range(2)]
         self._roles = {role.name: self._bind(role.name) for role in self._spec.roles}
         self._chunk = np.zeros((1, self._roles["prefill"].rows), np.int64)
         self._chunk_start = np.zeros(1, np.int64)
         self._chunk_last = np.zeros(self._roles["prefill"].buffers["logit_rows"].shape, np.int64)
         self._spoiled = False  # whether a pass has failed since the text was empty
+        self._drawn = 0  # rounds and single tokens of this text: where their noise belongs
+        self._ahead: _Started | EngineError | None = None
         self.draft = self._make_draft()
-        self._variants: dict[Plan, SamplingCalls] = {}
+        self._variants: dict[Plan, Rounds] = {}
         self._listed = 0
-        self._sampling = self._calls_for(Sampling())
+        self._rounds = self._rounds_for(Sampling())
         self.begin(Sampling())
 
     # --- a text -------------------------------------------------------------------------------
@@ -101,10 +127,10 @@ class Session:
         Raises:
             RequestError: the sampling does not fit the bundle.
         """
-        calls = self._calls_for(sampling, is_constrained=constraint is not None)
+        rounds = self._rounds_for(sampling, is_constrained=constraint is not None)
         self.rewind(0)
-        self._sampling, self._listed = calls, sampling.top_logprobs
-        calls.begin(sampling, constraint)
+        self._rounds, self._listed, self._drawn = rounds, sampling.top_logprobs, 0
+        rounds.sampling.begin(sampling, constraint)
         self._plain: Plain = "exact_decode" if plain == "verify" and not self.gamma else plain
 
     def prefill(self, tokens: Sequence[int], *, drafts: bool = True) -> None:
@@ -124,43 +150,44 @@ class Session:
         for start in range(0, len(tokens), rows):
             self._run_chunk(tokens[start : start + rows], start)
         self.history.extend(tokens)
-        self._sampling.grow(tokens, is_prompt=True)
+        self._rounds.sampling.grow(tokens, is_prompt=True)
         if isinstance(self.draft, NgramDraft) or (self.draft is not None and drafts):
             self.draft.prefill(tokens)
+        self._place()
 
     def first(self) -> RoundResult:
         """Sample the token that follows the prompt, from the logits its prefill left."""
-        return self._sample("prefill")
+        return self._finish(self._start("prefill", 0))
 
-    def plain(self) -> RoundResult:
-        """Extend the text by one token without drafts."""
-        if self._plain == "verify":
-            return self._verify(0)
-        self._assert_room(self._roles[self._plain].rows)
-        self._enqueue(self._roles[self._plain].call)
-        return self._sample(self._plain)
+    def plain(self, *, more: bool = False) -> RoundResult:
+        """Extend the text by one token without drafts.
 
-    def round(self, n: int) -> RoundResult:
+        Args:
+            more: another will follow, unless the text ends.
+        """
+        return self._run(self._plain, 0, more=more)
+
+    def round(self, n: int, then: int | None = None) -> RoundResult:
         """Draft up to `n` tokens, verify them in one pass, emit the accepted and one more.
 
         Args:
             n: drafts wanted, 0 to gamma. It may depend on the text so far, never on what this
                 round draws.
+            then: drafts wanted in the round that follows, if that is certain unless the text ends.
         """
         assert 0 <= n <= self.gamma
         if n == 0 or self.draft is None:
+            return self.plain(more=then == 0)
+        found = n if self._is_under_way(n) else self._prepare(n)
+        if found == 0:
             return self.plain()
-        try:
-            n_draft = self.draft.propose(n, self._sampling)
-        except EngineError:
-            self._recover()
-            raise
-        return self._verify(n_draft) if n_draft else self.plain()
+        return self._run(self._rounds.role(found), found, more=then == n == found)
 
     def rewind(self, length: int) -> None:
         """Forget everything from token `length` on. No data moves."""
         assert 0 <= length <= len(self.history)
-        self._sampling.shrink(length, len(self.history))
+        self._drop_ahead()
+        self._rounds.sampling.shrink(length, len(self.history))
         del self.history[length:]
         if self.draft is not None:
             self.draft.rewind(length)
@@ -174,59 +201,149 @@ class Session:
         """Tokens that still fit in the context."""
         return self.max_len - len(self.history)
 
-    # --- passes -------------------------------------------------------------------------------
+    # --- rounds -------------------------------------------------------------------------------
 
-    def _verify(self, n_draft: int) -> RoundResult:
-        """One target pass over `last, drafts`, judged inside the graph."""
-        host, start, accept = self._host, len(self.history), self._sampling.accept
-        assert accept is not None
-        self._assert_room(self.gamma + 1)
-        host.set_n_draft(n_draft)
-        self._sampling.draw_for_accept(start, n_draft)
-        self._enqueue(self._roles["verify"].call)
-        self._enqueue(accept)
-        self._device.copy(self._buffers.next, self._buffers.head)
-        host.read_report()
-        return self._commit("verify", n_draft, host.n_accepted[0])
+    def _run(self, role: str, n_draft: int, *, more: bool) -> RoundResult:
+        """One round: the one under way, or a new one. Then the next is begun, where it may be."""
+        if self._is_under_way(n_draft, role):
+            assert isinstance(self._ahead, _Started)
+            started, self._ahead = self._ahead, None
+        else:
+            self._drop_ahead()
+            started = self._start(role, n_draft)
+        if more and self._can_run_ahead(role, n_draft):
+            try:
+                self._ahead = self._start(role, n_draft, unread=n_draft + 1)
+            except EngineError as error:
+                self._ahead = error
+        return self._finish(started)
 
-    def _sample(self, role: str) -> RoundResult:
-        """Draw one token from the logits a pass left, and move the lengths by one."""
-        self._sampling.draw_for_sample(len(self.history))
-        self._enqueue(self._sampling.sample[role])
-        self._host.read_report()
-        self._commit(role, 0, 0)
-        self._place()
-        return self.result
-
-    def _commit(self, role: str, n_draft: int, n_accepted: int) -> RoundResult:
-        """Take the report into the history; refuse what is not finite."""
-        host, result = self._host, self.result
-        result.tokens.clear()
-        result.logprobs.clear()
-        for i in range(n_accepted + 1):
-            if not math.isfinite(host.logprob[i]):
-                self._recover()
-                raise _not_drawn(host.logprob[i], len(self.history) + i)
-            result.tokens.append(host.tokens[i])
-            result.logprobs.append(host.logprob[i])
-        result.n_draft, result.n_accepted = n_draft, n_accepted
-        listed = self._listed
-        result.top = self._sampling.top_logprobs(role, n_accepted + 1, listed) if listed else []
-        self.history.extend(result.tokens)
-        self._sampling.grow(result.tokens)
-        if self.draft is not None:
-            self.draft.commit(result.tokens, n_accepted)
-        return result
-
-    def _enqueue(self, call: Call) -> None:
+    def _prepare(self, n: int) -> int:
+        """Have the draft ready for a round; returns how many drafts there will be."""
+        assert self.draft is not None
+        self._drop_ahead()
         try:
-            call.enqueue()
+            return self.draft.prepare(n)
         except EngineError:
             self._recover()
             raise
 
+    def _start(self, role: str, n_draft: int, unread: int = 0) -> _Started:
+        """Enqueue a round that starts up to `unread` tokens after the committed ones."""
+        rounds, committed = self._rounds, len(self.history)
+        if role != "prefill":
+            self._assert_room(committed + unread, self._roles[role].rows)
+        if role.startswith("verify"):
+            self._host.set_n_draft(n_draft)
+        start, stop = committed + min(unread, 1), committed + unread + n_draft + 1
+        rounds.sampling.draw(self._drawn, start, stop, n_draft)
+        report = self._reports[self._drawn % 2]
+        try:
+            if self._pipelined and not unread and rounds.wants_recording(role, n_draft):
+                self._record(role, n_draft)
+            rounds.call(role, n_draft).enqueue()
+            report.start()
+        except EngineError:
+            if not unread:
+                self._recover()
+            raise
+        self._drawn += 1
+        return _Started(role, n_draft, report)
+
+    def _finish(self, started: _Started) -> RoundResult:
+        """Read a round and take it into the history; refuse what is not finite."""
+        report, result, n_draft = started.report, self.result, started.n_draft
+        try:
+            report.wait()
+        except EngineError:
+            self._recover()
+            raise
+        n_accepted = report.n_accepted[0] if started.role.startswith("verify") else 0
+        result.tokens.clear()
+        result.logprobs.clear()
+        for i in range(n_accepted + 1):
+            if not math.isfinite(report.logprob[i]):
+                self._recover()
+                raise _not_drawn(report.logprob[i], len(self.history) + i)
+            result.tokens.append(report.tokens[i])
+            result.logprobs.append(report.logprob[i])
+        result.n_draft, result.n_accepted = n_draft, n_accepted
+        sampling, listed = self._rounds.sampling, self._listed
+        result.top = sampling.top_logprobs(started.role, n_accepted + 1, listed) if listed else []
+        self.history.extend(result.tokens)
+        sampling.grow(result.tokens)
+        if self.draft is not None:
+            self.draft.commit(result.tokens, n_draft, n_accepted)
+        return result
+
+    def _can_run_ahead(self, role: str, n_draft: int) -> bool:
+        """Whether another such round needs nothing that the host has yet to see."""
+        most = len(self.history) + n_draft + 1
+        return (
+            self._pipelined
+            and not self._rounds.sampling.follows_text
+            and not self._listed
+            and most - 1 + self._roles[role].rows <= self.opened.manifest.capacity
+            and (not n_draft or self.draft is None or self.draft.can_run_ahead(n_draft, most))
+        )
+
+    def _is_under_way(self, n_draft: int, role: str | None = None) -> bool:
+        """Whether such a round was enqueued ahead; an error in doing so is raised here."""
+        ahead = self._ahead
+        if isinstance(ahead, EngineError):
+            self._recover()
+            raise ahead
+        return ahead is not None and ahead.n_draft == n_draft and role in (None, ahead.role)
+
+    def _drop_ahead(self) -> None:
+        """Forget the round that was enqueued ahead; its noise goes to the one in its place."""
+        ahead, self._ahead = self._ahead, None
+        if isinstance(ahead, _Started):
+            self._drawn -= 1
+            try:
+                ahead.report.wait()
+            except EngineError:
+                self._recover()
+                raise
+            self._place()
+
+    def _record(self, role: str, n_draft: int) -> None:
+        """Record a round, and see that the recording reads what it is given.
+
+        One that was captured with values of its own would repeat itself without an error.
+
+        Raises:
+            EngineError: it does not do what it was recorded from.
+        """
+        rounds, report = self._rounds, self._reports[0]
+
+        def outcome(call: Call, last: int) -> bytes:
+            self._place(last)
+            call.enqueue()
+            report.start()
+            report.wait()
+            return report.content()
+
+        last = self.history[-1]
+        other = (last + 1) % self._spec.vocabulary
+        given = rounds.call(role, n_draft)
+        recorded = rounds.record(role, n_draft)
+        expected, moved = outcome(given, last), outcome(given, other)
+        if outcome(recorded, last) != expected or outcome(recorded, other) != moved:
+            rounds.forget(role, n_draft)
+            raise EngineError(
+                f"a recorded round ({role}, {n_draft} drafts) does not do what it was recorded "
+                "from; use `--no-pipeline`, and report this"
+            )
+        self._place(last)
+
     def _recover(self) -> None:
         """After a failed pass: be ready for another, and for taking the text back."""
+        ahead, self._ahead = self._ahead, None
+        if isinstance(ahead, _Started):
+            self._drawn -= 1
+            with contextlib.suppress(EngineError):  # the one before it is on its way to the caller
+                ahead.report.wait()
         self._spoiled = True
         self._zero_past_text()
         self._place()
@@ -249,17 +366,22 @@ class Session:
         self._device.upload(buffers["input_ids"], chunk)
         self._device.upload(buffers["kv_len"], self._chunk_start)
         self._device.upload(buffers["logit_rows"], self._chunk_last)
-        self._enqueue(self._roles["prefill"].call)
+        try:
+            self._roles["prefill"].call.enqueue()
+        except EngineError:
+            self._recover()
+            raise
 
-    def _place(self) -> None:
+    def _place(self, last: int | None = None) -> None:
         """Put the lengths and the last two tokens on the device where the history says."""
         n = len(self.history)
         if n:
-            self._host.set_lengths(n, self.history[n - 2] if n > 1 else 0, self.history[n - 1])
+            before = self.history[n - 2] if n > 1 else 0
+            self._host.set_place(n, before, self.history[n - 1] if last is None else last)
 
-    def _assert_room(self, rows: int) -> None:
+    def _assert_room(self, committed: int, rows: int) -> None:
         """An engine may drop rows past the capacity silently; ours never get there."""
-        assert len(self.history) - 1 + rows <= self.opened.manifest.capacity
+        assert committed - 1 + rows <= self.opened.manifest.capacity
 
     def _check_prompt(self, tokens: Sequence[int]) -> None:
         if self.history:
@@ -293,14 +415,28 @@ class Session:
             return ModelDraft(self.opened, self._buffers, self.history)
         return NgramDraft(self._host) if method == "ngram" else None
 
-    def _calls_for(self, sampling: Sampling, *, is_constrained: bool = False) -> SamplingCalls:
-        """The sampling graphs of a request, bound when their plan is first asked for."""
+    def _rounds_for(self, sampling: Sampling, *, is_constrained: bool = False) -> Rounds:
+        """The rounds of a request, bound when their plan is first asked for."""
         plan = plan_for(sampling, self.opened.manifest, is_constrained=is_constrained)
         if plan not in self._variants:
             logits = self.draft.logits if isinstance(self.draft, ModelDraft) else []
             calls = SamplingCalls(self.opened, plan, self._buffers, self._roles, logits)
-            self._variants[plan] = calls
+            verifying = _verifying(self.opened)
+            self._variants[plan] = Rounds(
+                self._device, self._buffers, self._roles, verifying, self.draft, calls
+            )
         return self._variants[plan]
+
+
+def _verifying(opened: OpenedBundle) -> dict[int, str]:
+    """Verify passes that rounds may take, by the drafts they hold.
+
+    Only one where rows have the same bits at one width alone: then texts are exact at that width.
+    """
+    manifest = opened.manifest
+    is_one = manifest.exactness.kind == "row_invariant"
+    gammas = manifest.gammas[-1:] if is_one else manifest.gammas
+    return {gamma: verify_name(gamma, manifest.gamma) for gamma in gammas}
 
 
 def _not_drawn(logprob: float, at: int) -> SpecExportError:

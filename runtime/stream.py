@@ -143,7 +143,9 @@ def _pieces(
         if finish is not None:
             return
         started = time.perf_counter()  # what a consumer does between pieces is not decoding
-        result = session.round(min(gamma, limit - stats.emitted - 1))
+        wanted = limit - stats.emitted
+        n = min(gamma, wanted - 1)
+        result = session.round(n, then=n if wanted >= 2 * (n + 1) else None)
         kept, piece, finish = text.take(result, limit - stats.emitted)
         stats.count_round(result.n_draft, result.n_accepted, kept)
         stats.decode_ms += (time.perf_counter() - started) * 1e3

@@ -22,6 +22,7 @@ from spec_export.engines.graphs import (
 from spec_export.export.sampling_filters import filter_graph
 from spec_export.export.sampling_graphs import (
     accept_graph,
+    position_races_graph,
     propose_graph,
     sample_graph,
     top_logprobs_graph,
@@ -36,6 +37,7 @@ KEYS = {key.name: key for model in ("target", "draft") for key in weighing_keys(
 CAPACITY = 48  # of `edit_feeds`
 GARBAGE_IDS = [-1, 2**31, 2**40, -(2**62)]
 BELOW_ONE = np.nextafter(np.float32(1), np.float32(0))
+PLACE = ("last_id", "kv_len", "draft_kv_len")  # what every graph reads that ends a round
 RULES = ("greedy", "one_hot", "dense", "block", "invariant")
 
 
@@ -48,6 +50,8 @@ def model(name: str, V: int, Vd: int | None = None) -> onnx.ModelProto:
         made = filter_graph(variant, V)
     elif name in KEYS:
         made = weighing_graph(KEYS[name], V, Vd if KEYS[name].model == "draft" else V)
+    elif name == "position_races":
+        made = position_races_graph(V)
     elif name == "top_logprobs":
         made = top_logprobs_graph(V)
     elif name == "accept_edited":
@@ -107,7 +111,7 @@ class Bound:
     """A session over arrays bound once: write into `x`, call, read from `y`."""
 
     def __init__(self, name: str, V: int, **dims: int) -> None:
-        self._session = session(name, V)
+        self._session, dims = session(name, V), {"D": 1} | dims
         self._binding = self._session.io_binding()
         self.x: Arrays = {}
         self.y: Arrays = {}
@@ -164,6 +168,7 @@ def round_feeds(
         "n_draft": ids(gamma),
         "last_id": ids(1),
         "kv_len": ids(40),
+        "draft_kv_len": np.arange(39, 39 + gamma) + (np.arange(gamma) > 0),
         "uniform": rng.random(gamma, np.float32),
         "race": rng.standard_exponential((gamma + 1, race_size(V))).astype(np.float32),
         "q": padded(q),
@@ -180,6 +185,7 @@ def sample(variant: str, V: int, feeds: Arrays, row: int = 0) -> Arrays:
     """Choose a token from one row of a round, with the first race."""
     one = {name: feeds[name][row : row + 1] for name in ("p", "scores") if name in feeds}
     one |= {"race": feeds["race"][:1]} if "race" in feeds else {}
+    one |= {name: feeds.get(name, ids(1)) for name in PLACE}
     logits = np.ascontiguousarray(feeds["logits"][:, row : row + 1])
     return run(f"sample_{variant}", V, one | {"logits": logits})
 

@@ -44,7 +44,11 @@ class CompileError(AssertionError):
 
 
 def compile_graph(
-    model: bytes | str | Path, pins: Mapping[str, Shape], *, build: bool = True
+    model: bytes | str | Path,
+    pins: Mapping[str, Shape],
+    symbols: Mapping[str, int] | None = None,
+    *,
+    build: bool = True,
 ) -> Network:
     """Pin, parse and compile one graph, strongly typed.
 
@@ -52,6 +56,7 @@ def compile_graph(
         model: serialized ONNX, or a path (needed where weights are external data).
         pins: shapes of the inputs that have symbolic dimensions; an output's dimension of the
             same name is pinned with them.
+        symbols: sizes of dimensions that only outputs have.
         build: False stops after parsing, which is cheap.
 
     Raises:
@@ -64,7 +69,7 @@ def compile_graph(
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, log)
     path = None if isinstance(model, bytes) else str(model)
-    if not parser.parse(_pinned(model, pins).SerializeToString(), path=path):
+    if not parser.parse(_pinned(model, pins, symbols or {}).SerializeToString(), path=path):
         errors = [parser.get_error(i).desc() for i in range(parser.num_errors)]
         raise CompileError("\n".join([*errors, *log.lines]))
     engine = None
@@ -82,13 +87,15 @@ def compile_graph(
     )
 
 
-def _pinned(model: bytes | str | Path, pins: Mapping[str, Shape]) -> onnx.ModelProto:
+def _pinned(
+    model: bytes | str | Path, pins: Mapping[str, Shape], symbols: Mapping[str, int]
+) -> onnx.ModelProto:
     proto = (
         onnx.load_from_string(model)
         if isinstance(model, bytes)
         else onnx.load(str(model), load_external_data=False)
     )
-    sizes: dict[str, int] = {}
+    sizes = dict(symbols)
     for value in proto.graph.input:
         dims = value.type.tensor_type.shape.dim
         shape = pins.get(value.name, (0,) * len(dims))

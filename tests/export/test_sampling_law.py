@@ -139,7 +139,7 @@ class Toy:
         if self.rule == "invariant":
             noise.of_position(self.sample.x["race"], start)
         else:
-            noise.exponential(self.sample.x["race"], start, 0, stream=Stream.SAMPLE)
+            noise.exponential(self.sample.x["race"], start, 0, stream=Stream.RESIDUAL)
         self.sample()
         return int(self.sample.y["tokens"][0])
 

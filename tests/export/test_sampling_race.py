@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from spec_export.engines.graphs import padded_vocabulary, race_blocks
-from spec_export.runtime.noise import Noise, Stream, race_size
+from spec_export.runtime.noise import Noise, Stream
 from tests import algorithm1, coupling
 from tests.chi_square import fit
 from tests.sampling_run import (
@@ -26,18 +26,18 @@ def test_the_race_draws_no_token_of_the_far_tail() -> None:
     weights[peak] = 1
     drawer, noise = Bound("propose_drawn", V), Noise(13)
     drawer.x["p"][0, :V] = weights
-    race, B = drawer.x["race"], race_size(V) - 16
+    race, B = drawer.x["race"], race_blocks(V)
     blocks, places = weights.reshape(16, B).sum(axis=0), weights.reshape(16, B)[:, peak % B]
     threshold = blocks[peak % B] / 37  # no exponential is longer: a block that is slower loses
 
     def tail_wins(e: NDArray) -> bool:
         return (e[:B].min() < blocks[0] / threshold and np.argmin(e[:B] / blocks) != peak % B) or (
-            e[B:].min() < 37 * places[0] and np.argmin(e[B:] / places) != peak // B
+            e[B : B + 16].min() < 37 * places[0] and np.argmin(e[B : B + 16] / places) != peak // B
         )
 
     assert B * 16 == V
     for start in range(draws):
-        noise.exponential(race, start, 0, stream=Stream.SAMPLE)
+        noise.exponential(race, start, 0, stream=Stream.RESIDUAL)
         assert not tail_wins(race[0])
         if start < 200:
             drawer()
@@ -54,7 +54,7 @@ def test_the_race_follows_its_weights_over_blocks_and_inside_them(V: int) -> Non
     drawer.x["p"][0, :V] = 1 / V
     counts = np.zeros(V)
     for start in range(30_000):
-        noise.exponential(drawer.x["race"], start, 0, stream=Stream.SAMPLE)
+        noise.exponential(drawer.x["race"], start, 0, stream=Stream.RESIDUAL)
         drawer()
         counts[drawer.y["token"][0]] += 1
     result = fit(counts, np.full(V, 1 / V))

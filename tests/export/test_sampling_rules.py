@@ -13,6 +13,7 @@ import pytest
 from tests import algorithm1
 from tests.sampling_rounds import RATIO_RULES, SAMPLED, spoil_unused, steer
 from tests.sampling_run import (
+    PLACE,
     RULES,
     Arrays,
     accept,
@@ -98,7 +99,7 @@ def test_the_choosing_graphs_agree_with_the_reference() -> None:
     rng = np.random.default_rng(8)
     for V, Vd in ((70, 66), (300, 300)):
         feeds = round_feeds(rng, 3, V)
-        one = {name: feeds[name][:1] for name in ("p", "scores", "race")}
+        one = {name: feeds[name][:1] for name in ("p", "scores", "race", *PLACE)}
         one["logits"] = np.ascontiguousarray(feeds["logits"][:, :1])
         for name in ("greedy", "edited", "drawn"):
             made, said = run(f"sample_{name}", V, one), refer(f"sample_{name}", V, one)

@@ -168,11 +168,28 @@ def test_a_leak_and_a_passing_array_are_seen(tiny_bundle, open_once):
     assert measured(session, lambda: np.zeros(row, np.float32)).passing > PASSING
 
 
+class CountingReader:
+    """Counts what it brings to the host."""
+
+    def __init__(self, reader, counts: Counter[str]) -> None:
+        self._reader, self._counts = reader, counts
+        self.host, self.wait = reader.host, reader.wait
+
+    def start(self) -> None:
+        self._counts["download"] += 1
+        self._counts["downloaded bytes"] += self.host.nbytes
+        self._reader.start()
+
+
 class CountingDevice:
     """Passes everything on to a device and counts the verbs."""
 
     def __init__(self, device) -> None:
         self._device, self.counts = device, Counter()
+        self.is_deferred, self.alignment = device.is_deferred, device.alignment
+
+    def reader(self, source) -> CountingReader:
+        return CountingReader(self._device.reader(source), self.counts)
 
     def __getattr__(self, verb):
         function = getattr(self._device, verb)

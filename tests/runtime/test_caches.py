@@ -56,13 +56,13 @@ def test_rows_past_the_lengths_change_nothing(draft, temperature, build_tiny, op
     sampling = Sampling(temperature, 3)
     clean = trace(Session(opened), opened.text.encode(TEXT), 40, 4, sampling=sampling)
     session = Session(opened)
-    propose = session.draft.propose
+    prepare = session.draft.prepare
 
-    def spoiled(n, calls):
+    def spoiled(n):
         spoil_past_lengths(session, 1e4)
-        return propose(n, calls)
+        return prepare(n)
 
-    session.draft.propose = spoiled
+    session.draft.prepare = spoiled
     spoil_past_lengths(session, 1e4)
     found = trace(session, opened.text.encode(TEXT), 40, 4, sampling=sampling)
     assert found.tokens == clean.tokens
@@ -126,6 +126,7 @@ def test_a_pass_that_breaks_is_reported_and_the_text_goes_on(
     before = list(session.history)
     bound = session._roles[role]
     session._roles[role] = replace(bound, call=FailingOnce(session, role, raises=raises))
+    session._rounds._made.clear()
     with pytest.raises(EngineError) as failure:
         run_rounds(session, 20)  # look-up may find nothing at first
     assert isinstance(failure.value, NonFiniteError) != raises
@@ -147,10 +148,12 @@ def test_a_draft_that_fails_is_reported_and_the_text_goes_on(build_tiny, open_on
     before, inner = list(session.history), session.draft._passes[2].call
     failing = FailingOnce(session, "verify", raises=True)
     session.draft._passes[2] = replace(session.draft._passes[2], call=failing)
+    session._rounds._made.clear()
     with pytest.raises(EngineError, match="the device went away"):
         session.round(4)
     assert session.history == before
     session.draft._passes[2] = replace(session.draft._passes[2], call=inner)
+    session._rounds._made.clear()
     while len(session.history) < len(prompt) + 30:
         session.round(4)
     assert session.history[len(prompt) :][:30] == clean.tokens[:30]
@@ -179,14 +182,14 @@ def test_a_drafting_model_that_breaks_down_costs_speed_only(build_tiny, open_onc
     prompt = opened.text.encode(TEXT)
     clean = trace(Session(opened), prompt, 30, 4)
     session = Session(opened)
-    propose = session.draft.propose
+    prepare = session.draft.prepare
 
-    def broken(n, calls):
+    def broken(n):
         for state in session.draft._spec.states:
             session.draft._caches[state.input].host.fill(np.nan)
-        return propose(n, calls)
+        return prepare(n)
 
-    session.draft.propose = broken
+    session.draft.prepare = broken
     found = trace(session, prompt, 30, 4)
     assert found.tokens[:30] == clean.tokens[:30]
     sampled = trace(session, prompt, 30, 4, sampling=Sampling(1.0, 2))
@@ -202,6 +205,7 @@ def test_an_error_ends_the_stream_and_not_the_session(build_tiny, open_once):
     bound = session._roles["verify"]
     failing = FailingOnce(session, "verify", raises=False)
     session._roles["verify"] = replace(bound, call=failing)
+    session._rounds._made.clear()
     pieces = []
     with pytest.raises(NonFiniteError):
         pieces.extend(generate(session, prompt, request))

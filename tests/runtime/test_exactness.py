@@ -131,20 +131,20 @@ def test_ties_go_to_the_first_index(open_once, build_tiny):
     """Report 15 (lattice 280, vllm 7627): the last of equals in one place, the first in another."""
     opened = open_once(build_tiny("pair"))
     session = Session(opened)
-    sampling, gamma = session._sampling, opened.manifest.gamma
+    sampling, report, gamma = session._rounds.sampling, session._reports[0], opened.manifest.gamma
     verify, prefill = logits_hosts(session)
     for host in (verify, prefill):
         host.fill(0)
         host[..., 700] = host[..., 70] = host[..., 699] = 3
     sampling.sample["prefill"].enqueue()
-    session._host.read_report()
-    assert session._host.tokens[0] == 70
+    report.start()
+    assert report.tokens[0] == 70
     session._host.set_drafts([70, 70, 700, 70][:gamma])
     session._host.set_n_draft(gamma)
-    sampling.accept.enqueue()
-    session._host.read_report()
-    assert session._host.n_accepted[0] == 2
-    assert list(session._host.tokens[:3]) == [70, 70, 70]
+    sampling.accept["verify"].enqueue()
+    report.start()
+    assert report.n_accepted[0] == 2
+    assert list(report.tokens[:3]) == [70, 70, 70]
 
 
 def logits_hosts(session: Session) -> tuple[np.ndarray, np.ndarray]:

@@ -25,13 +25,13 @@ def test_every_rule_of_a_bundle_emits_the_law(draft, rules, build_tiny, open_onc
 
 def test_a_sampler_that_accepts_every_draft_fails(build_tiny, open_once, monkeypatch):
     """Negative control: a uniform of 0 accepts whatever p gives any weight."""
-    draw = SamplingCalls.draw_for_accept
+    draw = SamplingCalls.draw
 
-    def accept_all(self, committed, n_draft=None):
-        draw(self, committed, n_draft)
+    def accept_all(self, *place):
+        draw(self, *place)
         self._uniform_buffer.host.fill(0)
 
-    monkeypatch.setattr(SamplingCalls, "draw_for_accept", accept_all)
+    monkeypatch.setattr(SamplingCalls, "draw", accept_all)
     opened = open_once(build_tiny("pair"))
     assert not law._check_rule(opened, "reject", TEXTS, law.no_progress).holds
 

@@ -16,6 +16,7 @@ from spec_export.engines.errors import RequestError
 from spec_export.engines.host import HostDevice
 from spec_export.runtime.noise import Noise, PositionRaces, Stream, race_size
 from tests.chi_square import fit
+from tests.sampling_run import refer, run
 
 
 def uniforms(n: int, noise: Noise, *key: int, **named: int) -> NDArray[np.float32]:
@@ -194,7 +195,7 @@ def test_a_position_has_its_own_numbers_and_no_other() -> None:
 
 
 def test_races_of_positions_are_made_once_and_stay_with_their_position() -> None:
-    """Whatever the order rounds and steps ask in, row i holds the race of position start + i."""
+    """Whatever rounds and steps ask for, position i has its race, in row i modulo W."""
     device, made = HostDevice(), []
 
     class Counting(Noise):
@@ -202,24 +203,35 @@ def test_races_of_positions_are_made_once_and_stay_with_their_position() -> None
             made.append(position)
             super().of_position(out, position)
 
-    buffer = device.allocate((5, 70), np.float32)
-    races, rng = PositionRaces(device, buffer), np.random.default_rng(0)
+    ring = device.allocate((10, 70), np.float32)
+    races, rng = PositionRaces(device, ring), np.random.default_rng(0)
+
+    def check(start: int, stop: int, seed: int) -> None:
+        races.hold(start, stop)
+        for position in range(start, stop):
+            expected = exponentials(70, Noise(seed), position, 0, stream=Stream.POSITION)
+            assert np.array_equal(ring.host[position % 10], expected)
+
     for seed in (1, 2):
-        noise, start = Counting(seed), 40
-        races.begin(noise)
+        races.begin(Counting(seed))
+        start = 40
         made.clear()
         for _ in range(60):
-            for count in sorted(rng.integers(1, 6, size=2)):  # drafts one by one, then the round
-                races.fill(start, int(count))
-                for i in range(count):
-                    assert np.array_equal(
-                        buffer.host[i],
-                        exponentials(70, Noise(seed), start + i, 0, stream=Stream.POSITION),
-                    )
+            check(start, start + int(rng.integers(1, 6)), seed)
+            check(start + 1, start + int(rng.integers(2, 11)), seed)  # a round ahead of this one
             start += int(rng.integers(1, 6))
         assert len(made) == len(set(made)), "a position that stays is not made again"
-    races.fill(10, 2)  # the text was taken back
-    assert np.array_equal(buffer.host[1], exponentials(70, Noise(2), 11, 0, stream=Stream.POSITION))
+    check(10, 12, 2)  # the text was taken back
+
+
+def test_a_round_finds_the_races_of_its_positions() -> None:
+    """The graph that picks them from the ring, in onnxruntime and by ONNX's reference."""
+    ring = np.random.default_rng(0).random((10, race_size(70))).astype(np.float32)
+    for kv_len in (0, 3, 8, 9, 10, 1234):
+        feeds = {"ring": ring, "kv_len": np.array([kv_len])}
+        expected = ring[(kv_len + 1 + np.arange(5)) % 10]
+        for made in (run("position_races", 70, feeds), refer("position_races", 70, feeds)):
+            assert np.array_equal(made["race"], expected)
 
 
 def test_correlation_over_all_shifts_of_the_ids() -> None:

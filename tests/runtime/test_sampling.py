@@ -95,7 +95,7 @@ def drawn(
     judged = Counter() if judged is None else judged
     for seed in range(texts):
         session.rewind(len(prompt))
-        session._sampling.begin(Sampling(temperature, seed, rule=rule))
+        session._rounds.sampling.begin(Sampling(temperature, seed, rule=rule))
         while len(session.history) < len(prompt) + 3:
             result = session.round(n)
             if result.n_draft:
@@ -131,13 +131,13 @@ def test_another_law_is_told_apart(build_tiny, open_once):
     opened = open_once(build_tiny("pair"))
     prompt = opened.text.encode(PROMPT)
     session = Session(opened)
-    calls = session._calls_for(Sampling(1.0, rule="reject"))
+    calls = session._rounds_for(Sampling(1.0, rule="reject")).sampling
 
-    def accept_all(committed: int, n_draft: int | None = None) -> None:
-        draw(committed, n_draft)
+    def accept_all(*place: int) -> None:
+        draw(*place)
         calls._uniform_buffer.host.fill(0)
 
-    draw, calls.draw_for_accept = calls.draw_for_accept, accept_all
+    draw, calls.draw = calls.draw, accept_all
     result = exact_law(opened, prompt).fit(drawn(session, prompt, 2, 500))
     assert not result.ok, result
 

@@ -273,7 +273,7 @@ def test_only_the_graphs_of_a_request_are_opened(build_tiny, open_once) -> None:
 
     opened = open_runtime(build_tiny("pair"), memory=VerifiedFiles(None))
     Session(opened)
-    assert set(opened.sampling._open) == {"sample_greedy", "accept_greedy", "propose_greedy"}
+    assert set(opened.sampling._open) == {"sample_greedy", "accept_greedy.5", "propose_greedy"}
     assert {f"filter_{name}.1" for name in FILTERS} <= set(opened.sampling)
 
 
