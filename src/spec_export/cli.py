@@ -215,6 +215,14 @@ def _check(
         raise typer.Exit(1)
 
 
+@app.command("doctor", cls=Command)
+def _doctor(as_json: opt.AsJson = False) -> None:
+    """Show this machine, what is missing, and what can be done on it."""
+    from spec_export.doctor import doctor
+
+    doctor(as_json=as_json)
+
+
 @app.command("plan", cls=Command)
 def _plan(
     alpha: opt.Alpha = None,
