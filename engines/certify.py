@@ -16,6 +16,7 @@ from spec_export.engines.backend import Backend
 from spec_export.engines.build import compare_with_standard
 from spec_export.engines.bundle import Bundle, Progress, no_progress, open_bundle
 from spec_export.engines.compare import Comparison
+from spec_export.engines.fitting import check_fits
 from spec_export.engines.manifest import DeviceSpec, ExactnessSpec
 from spec_export.engines.probe import probe_exactness
 
@@ -78,11 +79,13 @@ def certify(
     Raises:
         SchemaError: the manifest is of another schema version or malformed.
         IntegrityError: a file is missing, altered, or lies outside the directory.
+        BundleError: the engines were compiled for another machine.
         EngineError: the engine library refuses an engine.
     """
     bundle = open_bundle(path, None, progress)
     manifest = bundle.manifest
     backend = backend_for(manifest.device)
+    check_fits(manifest.device, manifest.compiler, backend.describe())
     engines = _compare(bundle, backend, progress)
     target = manifest.models["target"]
     engine = backend.open_model(bundle.file(target.file), target)

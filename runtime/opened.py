@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ from spec_export.engines.bundle import (
 )
 from spec_export.engines.errors import BundleError
 from spec_export.engines.extras import require
+from spec_export.engines.fitting import check_fits
 from spec_export.engines.manifest import Manifest
 from spec_export.engines.passes import cache_bytes
 from spec_export.runtime.grammar import GrammarTokenizer
@@ -87,16 +88,43 @@ class SamplingEngines(Mapping[str, Engine]):
 def make_backend(name: str, threads: int | None = None) -> Backend:
     """The backend called `name`.
 
+    Args:
+        name: as in a manifest.
+        threads: of the host, to compute with; where a GPU computes it has no use for them.
+
     Raises:
         BundleError: this version has no such backend.
         MissingExtra: its library is not installed.
+        EngineError: its library cannot be used here.
     """
-    if name != "onnxruntime":
-        raise BundleError(f"backend {name!r} is unknown; this version has: onnxruntime")
+    if name not in _BACKENDS:
+        raise BundleError(f"backend {name!r} is unknown; this version has: {', '.join(_BACKENDS)}")
+    return _BACKENDS[name](name, threads)
+
+
+def _onnxruntime(name: str, threads: int | None) -> Backend:
     require("ort", "onnxruntime")
+    if name == "onnxruntime-cuda":
+        from spec_export.engines.ort_cuda import OrtCudaBackend
+
+        return OrtCudaBackend(threads)
     from spec_export.engines.ort import OrtBackend
 
     return OrtBackend(threads)
+
+
+def _tensorrt(name: str, _: int | None) -> Backend:
+    from spec_export.engines.trt import TrtBackend
+
+    return TrtBackend(name)
+
+
+_BACKENDS: dict[str, Callable[[str, int | None], Backend]] = {
+    "onnxruntime": _onnxruntime,
+    "onnxruntime-cuda": _onnxruntime,
+    "tensorrt": _tensorrt,
+    "tensorrt-rtx": _tensorrt,
+}
 
 
 def open_runtime(
@@ -115,13 +143,15 @@ def open_runtime(
         progress: shown while hashing.
 
     Raises:
-        BundleError: the bundle cannot be trusted or read.
+        BundleError: the bundle cannot be trusted or read, or was built for another machine.
         EngineError: the engine library refuses it.
     """
     memory = default_memory() if memory is None else memory
     bundle = open_bundle(Path(path), memory, progress)
     manifest = bundle.manifest
     backend = make_backend(manifest.device.backend, threads or manifest.device.threads)
+    found = backend.describe()
+    check_fits(manifest.device, manifest.compiler, found)
     models = {
         name: backend.open_model(bundle.file(spec.file), spec)
         for name, spec in manifest.models.items()
@@ -133,7 +163,7 @@ def open_runtime(
         None if template is None else bundle.file(template),
         manifest.text,
     )
-    probed = backend.describe() == manifest.device
+    probed = found == manifest.device
     return OpenedBundle(
         bundle=bundle,
         device=backend.device,
