@@ -1,0 +1,142 @@
+"""Whole texts on the GPU device, over the fake CUDA runtime, computed by the bundle's own engines.
+
+The engines run on the CPU, at the addresses of the fake device memory, when its stream runs. So
+everything between a session and a GPU is as it will be: uploads through page-locked memory, rounds
+captured as CUDA graphs, the next round enqueued before the last was read.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from spec_export.engines.backend import Buffer, Engine
+from spec_export.engines.cuda import CudaDevice
+from spec_export.engines.cuda_api import CudaApi
+from spec_export.runtime import OpenedBundle, Request, Sampling, Session, generate
+from tests.fake_cudart import FakeCudart
+
+PROMPT = "the cat sat on the mat, the cat sat on"
+
+
+class LateCall:
+    """An engine's call that runs when the stream comes to it; it keeps no memory alive."""
+
+    def __init__(self, engine: Engine, role: str, buffers: Mapping[str, Buffer], device) -> None:
+        self._call = engine.bind(role, {k: replace(b, owner=None) for k, b in buffers.items()})
+        named = {**engine.inputs, **engine.outputs}
+        self._touched = [(b.address, b.nbytes) for k, b in buffers.items() if k in named]
+        self._device, self._keep = device, dict(buffers)
+
+    def enqueue(self) -> None:
+        cudart = self._device.api.runtime
+        cudart.launch(self._device.stream, self._call.enqueue, *self._touched)
+
+
+class LateEngine:
+    """An engine on the fake GPU."""
+
+    def __init__(self, engine: Engine, device: CudaDevice) -> None:
+        self._engine, self._device = engine, device
+        self.inputs, self.outputs = engine.inputs, engine.outputs
+
+    def bind(self, role: str, buffers: Mapping[str, Buffer]) -> LateCall:
+        return LateCall(self._engine, role, buffers, self._device)
+
+
+def on_fake_gpu(opened: OpenedBundle) -> tuple[OpenedBundle, FakeCudart]:
+    cudart = FakeCudart()
+    cudart.free = cudart.total = 1 << 34
+    device = CudaDevice(api=CudaApi(cudart))
+
+    class Sampling(dict):  # type: ignore[type-arg]
+        def __missing__(self, name: str) -> LateEngine:
+            return LateEngine(opened.sampling[name], device)
+
+    moved = replace(
+        opened,
+        device=device,
+        target=LateEngine(opened.target, device),
+        draft=None if opened.draft is None else LateEngine(opened.draft, device),
+        sampling=Sampling(),
+    )
+    return moved, cudart
+
+
+def text(session: Session, request: Request) -> list[int]:
+    prompt = session.opened.text.encode(PROMPT)
+    return [token for piece in generate(session, prompt, request) for token in piece.tokens]
+
+
+@pytest.mark.parametrize("draft", ["pair", "ngram"])
+@pytest.mark.parametrize(
+    "request_",
+    [
+        Request(max_tokens=40, ignore_end=True),
+        Request(max_tokens=40, ignore_end=True, sampling=Sampling(temperature=0.9, seed=3)),
+        Request(max_tokens=40, ignore_end=True, gamma=0),
+    ],
+    ids=["greedy", "drawn", "plain"],
+)
+def test_a_text_on_the_gpu_device_is_the_text_on_the_cpu(draft, request_, build_tiny, open_once):
+    opened = open_once(build_tiny(draft))
+    expected = text(Session(opened), request_)
+    moved, cudart = on_fake_gpu(opened)
+    session = Session(moved)
+    assert [text(session, request_) for _ in range(2)] == [expected, expected]
+    assert cudart.faults == []
+    assert "cudaGraphLaunch" in cudart.calls
+
+
+def test_a_launched_round_makes_no_call_that_waits_but_its_read(tiny_bundle, open_once):
+    """Between two reads there are uploads, one launch and a copy to the host, and nothing else."""
+    moved, cudart = on_fake_gpu(open_once(tiny_bundle))
+    session = Session(moved)
+    request = Request(max_tokens=30, ignore_end=True)
+    text(session, request)
+    cudart.calls.clear()
+    text(session, request)
+    calls = cudart.calls
+    launches = [i for i, name in enumerate(calls) if name == "cudaGraphLaunch"]
+    assert len(launches) > 3
+    for start, stop in itertools.pairwise(launches):
+        between = set(calls[start + 1 : stop])
+        assert between <= {"cudaMemcpyAsync", "cudaEventRecord", "cudaEventSynchronize"}
+
+
+def test_nothing_is_left_of_a_session_that_is_gone(tiny_bundle, open_once):
+    moved, cudart = on_fake_gpu(open_once(tiny_bundle))
+    before = cudart.alive()["memory"]
+    session = Session(moved)
+    text(session, Request(max_tokens=20, ignore_end=True))
+    assert cudart.alive()["memory"] > before
+    del session
+    gc.collect()
+    moved.device.synchronize()  # type: ignore[attr-defined]
+    assert cudart.alive()["memory"] == before
+    assert cudart.faults == []
+
+
+def test_two_sessions_on_one_gpu_keep_apart(tiny_bundle, open_once):
+    opened = open_once(tiny_bundle)
+    moved, cudart = on_fake_gpu(opened)
+    requests = [Request(max_tokens=n, ignore_end=True) for n in (25, 33)]
+    expected = [text(Session(opened), request) for request in requests]
+    sessions = [Session(moved) for _ in requests]
+    prompt = opened.text.encode(PROMPT)
+    streams = [generate(s, prompt, r) for s, r in zip(sessions, requests, strict=True)]
+    found: list[list[int]] = [[], []]
+    under_way = {0, 1}
+    while under_way:
+        for i in list(under_way):
+            piece = next(streams[i], None)
+            if piece is None:
+                under_way.discard(i)
+            else:
+                found[i] += piece.tokens
+    assert found == expected
+    assert cudart.faults == []
