@@ -178,16 +178,17 @@ class Backend(Protocol):
         name: as in `--backend` and the manifest.
         threads: the host's threads an engine computes with.
         suffix: of its engine files, such as `.onnx`.
-        can_run: whether this machine runs its engines; an engine that was compiled elsewhere, or
-            ahead of time, is checked where it runs.
         left_out: sampling graphs that it has no use for, of those a bundle can do without.
     """
 
     name: str
     threads: int
     suffix: str
-    can_run: bool
     left_out: frozenset[str]
+
+    @property
+    def can_run(self) -> bool:
+        """Whether this machine runs its engines; what is built ahead is checked where it runs."""
 
     @property
     def device(self) -> Device:

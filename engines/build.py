@@ -286,8 +286,12 @@ def onnx_hashes(
     files = {exported / name for name in named}
     for graph in list(files):
         files |= {graph.with_name(name) for name in external_names(graph)}
-    ordered = sorted(files)
-    return {f.relative_to(exported).as_posix(): hash_file(f, progress) for f in ordered}
+    hashes = {}
+    for done, file in enumerate(sorted(files)):
+        progress("hashing the graphs", done, len(files))
+        hashes[file.relative_to(exported).as_posix()] = hash_file(file)
+    progress("hashing the graphs", len(files), len(files))
+    return hashes
 
 
 def _check_engine(

@@ -18,7 +18,7 @@ from spec_export.engines.errors import BuildError
 from spec_export.engines.trt_api import TensorRt
 
 FUSED = ("KV_CACHE_UPDATE", "ATTENTION_INPUT", "ATTENTION_OUTPUT")
-_TOO_FEW_BITS = "HW-specific datatypes"
+_NO_ARITHMETIC = ("HW-specific datatypes", "FP32 GEMM is not supported")
 _NO_KERNEL = "not supported by a dedicated kernel"
 
 
@@ -162,7 +162,7 @@ def missing_kernel(
     del parser
     if engine is not None:
         return None
-    if _TOO_FEW_BITS in reasons:
+    if any(words in reasons for words in _NO_ARITHMETIC):
         return "the GPU has no arithmetic of this type"
     return "there is no fused kernel" if _NO_KERNEL in reasons else reasons
 

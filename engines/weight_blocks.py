@@ -160,13 +160,13 @@ def _block_scales(
     rows: np.ndarray, kind: _Format, group: int, scale_type: ir.DataType
 ) -> np.ndarray:
     """`[K / group, N]`, rounded as they are stored, so that the numbers fit them."""
-    largest = np.abs(rows).reshape(-1, group, rows.shape[1]).max(axis=1)
+    largest = np.abs(rows).reshape(-1, group, rows.shape[1]).max(axis=1).astype(np.float32)
     return _stored_scale(largest, kind, scale_type)
 
 
 def _column_scales(tensor: ir.TensorProtocol, kind: _Format, scale_type: ir.DataType) -> np.ndarray:
     largest = [np.abs(rows).max(axis=0) for rows in row_blocks(tensor.numpy())]
-    return _stored_scale(np.max(largest, axis=0), kind, scale_type)
+    return _stored_scale(np.max(largest, axis=0).astype(np.float32), kind, scale_type)
 
 
 def _stored_scale(largest: np.ndarray, kind: _Format, scale_type: ir.DataType) -> np.ndarray:

@@ -50,6 +50,7 @@ BUILD_ONLY = {
         "probe",
         "reference",
         "retype",
+        "trt_memory",
         "trt_plan",
         "trt_prepare",
         "weight_blocks",

@@ -48,23 +48,37 @@ def _model_to_engine(
     gamma: opt.BuiltGamma = "4",
     max_len: opt.MaxLen = None,
     chunk: opt.Chunk = 128,
-    dtype: opt.Dtype = opt.ElementTypeName.float32,
+    dtype: opt.BuiltDtype = None,
     backend: opt.Backend = opt.BackendName.onnxruntime,
     threads: opt.BuildThreads = None,
+    weights: opt.Weights = None,
+    compute_capability: opt.ComputeCapability = None,
+    workspace: opt.Workspace = None,
+    timing_cache: opt.TimingCache = None,
+    builder_optimization_level: opt.OptimizationLevel = None,
     keep_exported: opt.KeepExported = None,
     trust_remote_code: opt.TrustRemoteCode = False,
     quiet: opt.Quiet = False,
 ) -> None:
     """Checkpoint to bundle: export, build, check."""
     from spec_export import making, making_report
+    from spec_export.compiling import Compiling
     from spec_export.console import Steps, print_rows
 
-    checkpoints = making.Checkpoints(target, draft, dtype.value, trust_remote_code)
-    shapes = making.Shapes(making.parse_gammas(gamma), max_len, chunk, threads)
+    chosen = Compiling(
+        backend.value,
+        threads,
+        dtype.value if dtype else None,
+        weights.value if weights else None,
+        compute_capability,
+        workspace,
+        timing_cache,
+        builder_optimization_level,
+    )
+    checkpoints = making.Checkpoints(target, draft, chosen.exported_dtype, trust_remote_code)
+    shapes = making.Shapes(making.parse_gammas(gamma), max_len, chunk)
     with Steps(quiet=quiet) as steps:
-        made = making.model_to_engine(
-            checkpoints, shapes, output, backend.value, keep_exported, steps
-        )
+        made = making.model_to_engine(checkpoints, shapes, output, chosen, keep_exported, steps)
     if not quiet:
         print_rows(making_report.made_rows(made))
 
@@ -96,17 +110,34 @@ def _build(
     gamma: opt.BuiltGamma = "4",
     max_len: opt.MaxLen = None,
     chunk: opt.Chunk = 128,
+    dtype: opt.BuiltDtype = None,
     backend: opt.Backend = opt.BackendName.onnxruntime,
     threads: opt.BuildThreads = None,
+    weights: opt.Weights = None,
+    compute_capability: opt.ComputeCapability = None,
+    workspace: opt.Workspace = None,
+    timing_cache: opt.TimingCache = None,
+    builder_optimization_level: opt.OptimizationLevel = None,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Portable ONNX to bundle, on the device that runs it."""
+    """Portable ONNX to bundle, on the device that runs it; tensorrt-rtx also for others."""
     from spec_export import making, making_report
+    from spec_export.compiling import Compiling
     from spec_export.console import Steps, print_rows
 
-    shapes = making.Shapes(making.parse_gammas(gamma), max_len, chunk, threads)
+    chosen = Compiling(
+        backend.value,
+        threads,
+        dtype.value if dtype else None,
+        weights.value if weights else None,
+        compute_capability,
+        workspace,
+        timing_cache,
+        builder_optimization_level,
+    )
+    shapes = making.Shapes(making.parse_gammas(gamma), max_len, chunk)
     with Steps(quiet=quiet) as steps:
-        made = making.build(exported, shapes, output, backend.value, steps)
+        made = making.build(exported, shapes, output, chosen, steps)
     if not quiet:
         print_rows(making_report.made_rows(made))
 

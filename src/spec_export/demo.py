@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spec_export.commands import BAD_INPUT, INTERRUPTED, complain
+from spec_export.compiling import Compiling
 from spec_export.console import Steps, print_rows
 from spec_export.engines.errors import BundleError, EngineError, MissingExtra, SpecExportError
 from spec_export.making import Checkpoints, Shapes, model_to_engine
@@ -120,9 +121,9 @@ def _bundle(path: Path) -> OpenedBundle:
         f"   spec-export model-to-engine {file.name} --draft ngram -o {path}\n"
     )
     checkpoints = Checkpoints(str(file), "ngram", "float32", trust_remote_code=False)
-    shapes = Shapes(gammas=(4,), max_len=None, chunk=128, threads=None)
+    shapes = Shapes(gammas=(4,), max_len=None, chunk=128)
     with Steps() as steps:
-        made = model_to_engine(checkpoints, shapes, path, "onnxruntime", None, steps)
+        made = model_to_engine(checkpoints, shapes, path, Compiling(), None, steps)
     print()
     print_rows(made_rows(made))
     return open_with_progress(path, None, quiet=False)

@@ -9,11 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 from spec_export.console import Steps, print_rows, size
 from spec_export.engines.errors import IntegrityError
-from spec_export.making_report import METHODS, Rows, device, exactness, gammas, parity_rows
+from spec_export.making_report import (
+    METHODS,
+    Rows,
+    compiler_rows,
+    device,
+    exactness,
+    gammas,
+    parity_rows,
+)
 
 if TYPE_CHECKING:
     from spec_export.engines.bundle import Bundle
     from spec_export.engines.graphs import GraphsSpec, ModelSpec, TextSpec
+    from spec_export.engines.manifest import Manifest
 
 _HASH_SHOWN = 16
 
@@ -70,6 +79,8 @@ def bundle_rows(bundle: Bundle) -> Rows:
         *parity_rows(manifest.parity),
         ("exactness", exactness(manifest.exactness)),
         ("built on", device(manifest.device)),
+        *compiler_rows(manifest),
+        *_profile_rows(manifest),
         *_titled(
             "files",
             [
@@ -77,6 +88,17 @@ def bundle_rows(bundle: Bundle) -> Rows:
                 for name, file in manifest.files.items()
             ],
         ),
+    ]
+
+
+def _profile_rows(manifest: Manifest) -> Rows:
+    """Which optimization profile of an engine serves which role."""
+    return [
+        (
+            "profiles",
+            f"{name}: {', '.join(f'{role} {i}' for role, i in engine.profiles.items())}",
+        )
+        for name, engine in manifest.engines.items()
     ]
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from spec_export.compiling import Compiling, check_device_memory, open_backend
 from spec_export.console import Steps, size
 from spec_export.engines.errors import BuildError, RequestError
 
@@ -47,7 +48,6 @@ class Shapes:
     gammas: tuple[int, ...]
     max_len: int | None
     chunk: int
-    threads: int | None
     link_weights: bool = False
 
     def options(self, positions: int) -> BuildOptions:
@@ -75,10 +75,10 @@ def parse_gammas(text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Made:
-    """A new bundle and the check it passed before it was kept."""
+    """A new bundle and the check it passed before it was kept; None where it cannot run."""
 
     bundle: Bundle
-    self_check: SelfCheck
+    self_check: SelfCheck | None
 
 
 def export(checkpoints: Checkpoints, out: Path, steps: Steps) -> ExportedPair:
@@ -101,20 +101,22 @@ def export(checkpoints: Checkpoints, out: Path, steps: Steps) -> ExportedPair:
     )
 
 
-def build(exported: Path, shapes: Shapes, out: Path, backend_name: str, steps: Steps) -> Made:
-    """Compile an exported directory for this device and check the result."""
+def build(exported: Path, shapes: Shapes, out: Path, chosen: Compiling, steps: Steps) -> Made:
+    """Compile an exported directory and check the result, where it can run."""
+    from spec_export.engines.atomic import check_replaceable
     from spec_export.engines.build import build_bundle, check_options, read_exported
     from spec_export.engines.bundle import default_memory
+    from spec_export.engines.manifest import MANIFEST_FILE
     from spec_export.runtime.compare import check_session
-    from spec_export.runtime.opened import make_backend, open_runtime
+    from spec_export.runtime.opened import open_runtime
     from spec_export.runtime.session import Session
 
     graphs = read_exported(exported)
     options = shapes.options(graphs.models["target"].max_position)
     check_options(options, graphs)
-    steps.say(statement(graphs, options))
-    backend = make_backend(backend_name, shapes.threads)
-    checks = []
+    backend = open_backend(chosen)
+    check_replaceable(out, MANIFEST_FILE)
+    checks: list[SelfCheck] = []
 
     def check(path: Path, hashed: VerifiedFiles) -> None:
         steps("decoding with and without drafts", 0, 1)
@@ -127,15 +129,43 @@ def build(exported: Path, shapes: Shapes, out: Path, backend_name: str, steps: S
             )
         checks.append(found)
 
-    bundle = build_bundle(exported, out, backend, options, default_memory(), steps, check)
-    return Made(bundle, checks[0])
+    with _in_precision(exported, graphs, chosen, out, steps) as (prepared, described):
+        steps.say(statement(described, options))
+        memory = check_device_memory(chosen, backend, prepared, described, options)
+        if memory is not None:
+            steps.say(memory)
+        bundle = build_bundle(
+            prepared, out, backend, options, default_memory(), steps, check, exported
+        )
+    return Made(bundle, checks[0] if checks else None)
+
+
+@contextlib.contextmanager
+def _in_precision(
+    exported: Path, graphs: GraphsSpec, chosen: Compiling, out: Path, steps: Steps
+) -> Iterator[tuple[Path, GraphsSpec]]:
+    """The exported directory, or one of another precision that goes away."""
+    from spec_export.engines.build import read_exported
+    from spec_export.engines.extras import require
+
+    require("build", "onnx_ir")
+    from spec_export.engines.prepare import prepare_exported
+
+    precision = chosen.precision(graphs)
+    if not precision.changes(graphs):
+        yield exported, graphs
+        return
+    with _directory_beside(out, None) as prepared:
+        prepared.mkdir()
+        prepare_exported(exported, prepared, precision, steps)
+        yield prepared, read_exported(prepared)
 
 
 def model_to_engine(
     checkpoints: Checkpoints,
     shapes: Shapes,
     out: Path,
-    backend_name: str,
+    chosen: Compiling,
     keep: Path | None,
     steps: Steps,
 ) -> Made:
@@ -145,12 +175,13 @@ def model_to_engine(
     from spec_export.engines.manifest import MANIFEST_FILE
 
     require("ort", "onnxruntime")
+    open_backend(chosen)  # refuses what it does not know, before the export
     check_replaceable(out, MANIFEST_FILE)
     shapes = _settle(checkpoints, shapes, steps)
     with _directory_beside(out, keep) as exported:
         export(checkpoints, exported, steps)
         shapes = replace(shapes, link_weights=keep is None)
-        return build(exported, shapes, out, backend_name, steps)
+        return build(exported, shapes, out, chosen, steps)
 
 
 def statement(graphs: GraphsSpec, options: BuildOptions) -> str:

@@ -24,7 +24,7 @@ MEANING = {
     "width_invariant": "output with drafts has the bits of exact plain decoding",
     "row_invariant": "output with drafts has the bits of plain decoding at the verify width",
     "none": "bits depend on the width of a pass, so nothing is promised bit by bit",
-    "unprobed": "another device than at the build; `spec-export check` probes this one",
+    "unprobed": "not on this device; `spec-export check` probes it",
 }
 
 
@@ -58,10 +58,35 @@ def made_rows(made: Made) -> Rows:
         *parity_rows(manifest.parity),
         *(("lowered", f"{name}: {', '.join(how)}") for name, how in manifest.lowered.items()),
         ("exactness", exactness(manifest.exactness)),
-        ("self-check", self_check(made.self_check)),
+        *([("self-check", self_check(made.self_check))] if made.self_check else []),
         ("device", device(manifest.device)),
-        ("next", f'spec-export run {path} --prompt "..."'),
+        *compiler_rows(manifest),
+        ("next", _next(made)),
     ]
+
+
+def compiler_rows(manifest: Manifest) -> Rows:
+    """What engines of a GPU were compiled for."""
+    compiler = manifest.compiler
+    if compiler is None:
+        return []
+    targets = ", ".join(compiler.compute_capabilities)
+    rows = [("compiled for", f"compute capability {targets}" if targets else "the GPU above")]
+    rows += [("precision", f"{name}: {e.precision}") for name, e in manifest.engines.items()]
+    rows += [("option", f"{name} {value}") for name, value in compiler.options.items()]
+    if compiler.timing_cache_sha256 is not None:
+        rows.append(("timing cache", compiler.timing_cache_sha256))
+    return rows
+
+
+def _next(made: Made) -> str:
+    path = made.bundle.path
+    if made.bundle.manifest.exactness.kind != "unprobed":
+        return f'spec-export run {path} --prompt "..."'
+    return (
+        f"copy {path} and EXPORTED to the device, then: spec-export check {path.name} "
+        "--exported EXPORTED --record"
+    )
 
 
 def bundle_bytes(bundle: Bundle) -> int:
@@ -99,4 +124,11 @@ def self_check(found: SelfCheck) -> str:
 def device(spec: DeviceSpec) -> str:
     """Library, processor and threads."""
     threads = f"{spec.threads} thread{'s' if spec.threads != 1 else ''}"
-    return f"{spec.backend} {spec.version}, {spec.processor} ({spec.machine}), {threads}"
+    where = f"{spec.processor} ({spec.machine}), {threads}"
+    if spec.gpu is not None:
+        gpu = spec.gpu
+        where = (
+            f"{gpu.name} (compute capability {gpu.compute_capability}, driver for CUDA "
+            f"{gpu.driver}, CUDA {gpu.cuda}), {where}"
+        )
+    return f"{spec.backend} {spec.version}, {where}"

@@ -10,13 +10,16 @@ import typer
 
 # Groups of options in the help of a command.
 _DRAFTS, _SHAPES, _SAMPLING, _OUTPUT = "Drafts", "Shapes", "Sampling", "Output"
-_SPECULATION, _MEMORY = "Speculation", "Memory"
+_SPECULATION, _MEMORY, _TENSORRT = "Speculation", "Memory", "TensorRT"
 
 
 class BackendName(str, Enum):
     """Engine libraries that `build` compiles for."""
 
     onnxruntime = "onnxruntime"
+    onnxruntime_cuda = "onnxruntime-cuda"
+    tensorrt = "tensorrt"
+    tensorrt_rtx = "tensorrt-rtx"
 
 
 class ElementTypeName(str, Enum):
@@ -24,6 +27,22 @@ class ElementTypeName(str, Enum):
 
     float32 = "float32"
     float16 = "float16"
+
+
+class BuiltTypeName(str, Enum):
+    """Element types that engines compute with."""
+
+    float32 = "float32"
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+
+
+class WeightsName(str, Enum):
+    """Formats of quantized weights."""
+
+    int8 = "int8"
+    int4 = "int4"
+    fp8 = "fp8"
 
 
 class BoardName(str, Enum):
@@ -111,7 +130,55 @@ MaxLen = Annotated[
 ]
 Chunk = Annotated[int, _shown("Tokens of a prefill pass.", metavar="N", group=_SHAPES)]
 Dtype = Annotated[ElementTypeName, _shown("Of weights and caches.", group=_SHAPES)]
+BuiltDtype = Annotated[
+    BuiltTypeName | None,
+    _option(
+        "Of weights and caches.",
+        group=_SHAPES,
+        default="as exported; float16 for TensorRT",
+    ),
+]
 Backend = Annotated[BackendName, _shown("Engine library.", group=_SHAPES)]
+Weights = Annotated[
+    WeightsName | None,
+    _option("Quantize the matrices inside the layers.", group=_TENSORRT, default="as --dtype"),
+]
+ComputeCapability = Annotated[
+    str | None,
+    _option(
+        "GPUs to build for ahead of time, such as 8.6,8.9; tensorrt-rtx only.",
+        metavar="CC",
+        group=_TENSORRT,
+        default="all that have the kernels",
+    ),
+]
+Workspace = Annotated[
+    str | None,
+    _option(
+        "Device memory a kernel may work in, such as 2GiB; tensorrt only.",
+        metavar="SIZE",
+        group=_TENSORRT,
+        default="all there is",
+    ),
+]
+TimingCache = Annotated[
+    Path | None,
+    _option(
+        "Start from the kernel times in FILE, and add to them; tensorrt only.",
+        metavar="FILE",
+        group=_TENSORRT,
+    ),
+]
+OptimizationLevel = Annotated[
+    int | None,
+    _option(
+        "How long to search for kernels, 0 to 5; tensorrt only.",
+        "--builder-optimization-level",
+        metavar="N",
+        group=_TENSORRT,
+        default="the library's own",
+    ),
+]
 BuildThreads = Annotated[
     int | None,
     _option("Threads to compute with.", metavar="N", default="all processors", minimum=1),

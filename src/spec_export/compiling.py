@@ -1,0 +1,151 @@
+"""Which backend builds, with what precision and options; each option belongs to some backends."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from spec_export.console import size
+from spec_export.engines.errors import BuildError, RequestError
+
+if TYPE_CHECKING:
+    from spec_export.engines.backend import Backend
+    from spec_export.engines.build import BuildOptions
+    from spec_export.engines.graphs import ElementType, GraphsSpec
+    from spec_export.engines.prepare import Precision
+    from spec_export.engines.weight_blocks import WeightFormat
+
+TENSORRT = ("tensorrt", "tensorrt-rtx")
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+@dataclass(frozen=True)
+class Compiling:
+    """What `build` was asked for beside shapes; None: not asked for.
+
+    Attributes:
+        backend: engine library.
+        threads: of the host, to compute with.
+        dtype: of activations, caches and weights.
+        weights: format of the matrices inside the layers.
+        compute_capability: GPUs to build for, such as `8.6,8.9`.
+        workspace: memory of a kernel, such as `2GiB`.
+        timing_cache: file with times of kernels.
+        optimization_level: of the library's builder.
+    """
+
+    backend: str = "onnxruntime"
+    threads: int | None = None
+    dtype: ElementType | None = None
+    weights: WeightFormat | None = None
+    compute_capability: str | None = None
+    workspace: str | None = None
+    timing_cache: Path | None = None
+    optimization_level: int | None = None
+
+    @property
+    def exported_dtype(self) -> ElementType:
+        """What to export in when nothing is exported yet: what is retyped later is float32."""
+        is_retyped = self.backend in TENSORRT or self.dtype == "bfloat16"
+        return "float32" if is_retyped or self.dtype is None else self.dtype
+
+    def precision(self, graphs: GraphsSpec) -> Precision:
+        """What to compute with. TensorRT has fused attention in half precision only."""
+        from spec_export.engines.prepare import Precision
+
+        dtype = self.dtype
+        kinds = {spec.dtype for spec in graphs.models.values()}
+        if dtype is None and self.backend in TENSORRT and "float32" in kinds:
+            dtype = "float16"
+        return Precision(dtype, self.weights)
+
+
+def open_backend(chosen: Compiling) -> Backend:
+    """The backend with its options.
+
+    Raises:
+        BuildError: an option is of another backend; names it.
+        MissingExtra: the library is not installed.
+        EngineError: it cannot be used here.
+    """
+    if chosen.backend in TENSORRT:
+        return _tensorrt(chosen)
+    _refuse_foreign(chosen)
+    from spec_export.runtime.opened import make_backend
+
+    return make_backend(chosen.backend, chosen.threads)
+
+
+def _refuse_foreign(chosen: Compiling) -> None:
+    given = {
+        "--weights": chosen.weights,
+        "--compute-capability": chosen.compute_capability,
+        "--workspace": chosen.workspace,
+        "--timing-cache": chosen.timing_cache,
+        "--builder-optimization-level": chosen.optimization_level,
+    }
+    for name, value in given.items():
+        if value is not None:
+            raise BuildError(
+                f"{name} is for --backend tensorrt or tensorrt-rtx; {chosen.backend} has no such "
+                "option. Leave it out, or name another --backend"
+            )
+
+
+def _tensorrt(chosen: Compiling) -> Backend:
+    from spec_export.engines.trt import TrtBackend
+    from spec_export.engines.trt_build import TrtOptions
+
+    if chosen.threads is not None:
+        raise BuildError(
+            f"--threads is for --backend onnxruntime: {chosen.backend} computes on the GPU"
+        )
+    listed = (chosen.compute_capability or "").split(",")
+    options = TrtOptions(
+        compute_capabilities=tuple(dict.fromkeys(filter(None, (x.strip() for x in listed)))),
+        workspace_bytes=None if chosen.workspace is None else parse_bytes(chosen.workspace),
+        timing_cache=chosen.timing_cache,
+        optimization_level=chosen.optimization_level,
+    )
+    return TrtBackend(chosen.backend, options)
+
+
+def parse_bytes(text: str) -> int:
+    """`2GiB`, `512MiB` or a number of bytes.
+
+    Raises:
+        RequestError: something else.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:iB)?", text.strip())
+    if found is None:
+        raise RequestError(f"--workspace {text}: a size, such as 2GiB or 512MiB")
+    return int(float(found[1]) * _UNITS[found[2]])
+
+
+def check_device_memory(
+    chosen: Compiling, backend: Backend, exported: Path, graphs: GraphsSpec, options: BuildOptions
+) -> str | None:
+    """Estimate the device memory of a bundle and refuse one that cannot fit; None on a processor.
+
+    Raises:
+        BuildError: it does not fit.
+    """
+    if chosen.backend not in TENSORRT:
+        return None
+    from spec_export.engines.build import pinned_models
+    from spec_export.engines.cuda_api import load_api
+    from spec_export.engines.trt_memory import check_memory, estimate
+
+    needed = estimate(pinned_models(graphs, options), exported)
+    free = None
+    if backend.can_run:
+        free, _ = load_api().call("cudaMemGetInfo")
+    workspace = None if chosen.workspace is None else parse_bytes(chosen.workspace)
+    check_memory(needed, workspace, free)
+    return (
+        f"device memory: about {size(needed.total)} (weights {size(needed.weights)}, one "
+        f"session's caches {size(needed.caches)}, scratch {size(needed.scratch)}, kernels "
+        f"{size(needed.code)})"
+    )
