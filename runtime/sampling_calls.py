@@ -238,7 +238,10 @@ class SamplingCalls:
         def later(name: str) -> Callable[[], Call]:
             return lambda: sampling[f"filter_{name}.{rows}"].bind("run", bound)
 
-        calls = [later(name) for name in self.plan.filters]
+        # Whether a quick filter sufficed is for the host to ask, which a device that works later
+        # would have to be waited for.
+        filters = self.plan.filters[-1:] if self._device.is_deferred else self.plan.filters
+        calls = [later(name) for name in filters]
         return weighing, Fallback(self._device, calls, self._overflow)
 
     def _bind_sample(self, role: BoundRole) -> Call:
