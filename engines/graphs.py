@@ -200,6 +200,17 @@ DRAFT_ROLES = (
 )
 
 
+# Roles of one row that an engine without a kernel for it is compiled for with two, the second junk.
+JUNK_ROLES = frozenset({"decode", "step"})
+
+
+def without_junk(role: RoleSpec) -> RoleSpec:
+    """A role with the rows it is for, whatever it was compiled for."""
+    if role.name in JUNK_ROLES and (role.rows, role.logit_rows) == (2, 2):
+        return replace(role, rows=1, logit_rows=1)
+    return role
+
+
 def verify_name(gamma: int, widest: int) -> str:
     """The role that verifies rounds of up to `gamma` drafts; `verify` is the widest one."""
     return "verify" if gamma == widest else f"verify_{gamma}"

@@ -12,9 +12,8 @@ from pathlib import Path
 import onnx
 
 from spec_export.engines.errors import BuildError
-from spec_export.engines.graphs import ModelSpec
+from spec_export.engines.graphs import JUNK_ROLES, ModelSpec
 from spec_export.engines.passes import cache_bytes
-from spec_export.engines.trt_plan import JUNK_ROLES
 
 _LIVE_ROWS = 4  # activations of the widest layer that live at once
 _CODE_BYTES = 8 << 20  # of a profile; 7.4 MB for 30 layers, 3.2 MB for 4, tensorrt-rtx 1.7.1

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import onnx
 
 from spec_export.engines.errors import BuildError
-from spec_export.engines.graphs import ModelSpec, RoleSpec
+from spec_export.engines.graphs import JUNK_ROLES, ModelSpec, RoleSpec
 from spec_export.engines.trt_api import TensorRt
 from spec_export.engines.trt_build import TrtOptions, missing_kernel
 from spec_export.engines.trt_prepare import (
@@ -23,8 +23,6 @@ from spec_export.engines.trt_prepare import (
     single_product_model,
     weight_formats,
 )
-
-JUNK_ROLES = frozenset({"decode", "step"})  # may be compiled for two rows
 
 
 @dataclass(frozen=True)

@@ -124,6 +124,12 @@ class RoundBuffers:
         return _words(self.lengths_at + self.passes, self.alignment)
 
 
+def first_row(logits: Buffer) -> Buffer:
+    """`[1, R, V]` as `[1, 1, V]`: the row of a pass that a token is drawn from."""
+    _, rows, width = logits.shape
+    return logits.shaped(rows, width).part(0, 1).shaped(1, 1, width)
+
+
 def aligned(size: int, alignment: int) -> int:
     """`size` bytes, rounded up to whole alignments."""
     return -(-size // alignment) * alignment

@@ -9,7 +9,7 @@ import numpy as np
 
 from spec_export.engines.backend import Buffer, Call
 from spec_export.engines.passes import BoundRole, allocate_caches, bind_role
-from spec_export.runtime.buffers import HostMirror, RoundBuffers
+from spec_export.runtime.buffers import HostMirror, RoundBuffers, first_row
 from spec_export.runtime.ngram import NgramIndex
 from spec_export.runtime.opened import OpenedBundle
 from spec_export.runtime.sampling_calls import SamplingCalls
@@ -126,7 +126,7 @@ class ModelDraft:
         self._passes = [self._bind_pass(buffers, i) for i in range(buffers.gamma)]
         self._chunk = np.zeros((1, self._prefill.rows), np.int64)
         self._start = np.zeros(1, np.int64)
-        self.logits: list[Buffer] = [bound.buffers["logits"] for bound in self._passes]
+        self.logits: list[Buffer] = [first_row(p.buffers["logits"]) for p in self._passes]
         self.length = 0
 
     @property
@@ -193,7 +193,8 @@ class ModelDraft:
             self._device.clear(self._caches[state.input], state.length_axis, self.length)
 
     def _bind_pass(self, buffers: RoundBuffers, i: int) -> BoundRole:
-        tokens = buffers.drafts.part(i - 1, i) if i else buffers.pair
+        rows = int(self._spec.role("step").rows) if i else 2
+        tokens = buffers.drafts.part(i - 1, i - 1 + rows) if i else buffers.pair
         given = {
             "input_ids": tokens.shaped(1, tokens.shape[0]),
             "kv_len": buffers.draft_kv_len.part(i, i + 1),
