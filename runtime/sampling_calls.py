@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from spec_export.engines.backend import Buffer, Call
 from spec_export.engines.graphs import BLOCK, TOP_LOGPROBS, WeighingKey, padded_vocabulary
 from spec_export.engines.passes import BoundRole
-from spec_export.runtime.buffers import RoundBuffers
+from spec_export.runtime.buffers import RoundBuffers, first_row
 from spec_export.runtime.call_chains import Fallback, Sequel
 from spec_export.runtime.edits import TextEdits
 from spec_export.runtime.masks import Constraint, TokenMasks
@@ -245,7 +245,7 @@ class SamplingCalls:
         return weighing, Fallback(self._device, calls, self._overflow)
 
     def _bind_sample(self, role: BoundRole) -> Call:
-        plan, logits = self.plan, _first_row(role.buffers["logits"])
+        plan, logits = self.plan, first_row(role.buffers["logits"])
         bound = self._buffers.place | {
             "logits": logits,
             "tokens": self._buffers.tokens.part(0, 1),
@@ -303,7 +303,7 @@ class SamplingCalls:
         calls = {}
         for name, role in roles.items():
             logits = role.buffers["logits"]
-            logits = logits if name.startswith("verify") else _first_row(logits)
+            logits = logits if name.startswith("verify") else first_row(logits)
             rows = logits.shape[1]
             bound = {
                 "logits": logits,
@@ -321,9 +321,3 @@ class SamplingCalls:
 
 def _after(weighing: tuple[Call, ...], call: Call) -> Call:
     return Sequel(*weighing, call) if weighing else call
-
-
-def _first_row(logits: Buffer) -> Buffer:
-    """`[1, R, V]` as `[1, 1, V]`: the row a token without drafts is drawn from."""
-    _, rows, width = logits.shape
-    return logits.shaped(rows, width).part(0, 1).shaped(1, 1, width)
