@@ -265,6 +265,12 @@ class FakeCudart:
             return (cudaError_t.cudaSuccess,)
         return (self._run(event.stream, event.mark),)
 
+    def cudaEventElapsedTime(self, start, end):
+        """A millisecond for each operation between them."""
+        if start.stream is None or end.stream is None or start.stream.done < end.mark:
+            return cudaError_t.cudaErrorInvalidResourceHandle, None
+        return cudaError_t.cudaSuccess, float(end.mark - start.mark)
+
     # --- graphs -----------------------------------------------------------------------------------
 
     def cudaStreamBeginCapture(self, stream, mode):

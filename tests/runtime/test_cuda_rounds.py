@@ -1,70 +1,16 @@
-"""Whole texts on the GPU device, over the fake CUDA runtime, computed by the bundle's own engines.
-
-The engines run on the CPU, at the addresses of the fake device memory, when its stream runs. So
-everything between a session and a GPU is as it will be: uploads through page-locked memory, rounds
-captured as CUDA graphs, the next round enqueued before the last was read.
-"""
+"""Whole texts on the GPU device, over the fake CUDA runtime (`tests.fake_gpu`)."""
 
 from __future__ import annotations
 
 import gc
 import itertools
-from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
 
-from spec_export.engines.backend import Buffer, Engine
-from spec_export.engines.cuda import CudaDevice
-from spec_export.engines.cuda_api import CudaApi
-from spec_export.runtime import OpenedBundle, Request, Sampling, Session, generate
-from tests.fake_cudart import FakeCudart
+from spec_export.runtime import Request, Sampling, Session, generate
+from tests.fake_gpu import on_fake_gpu
 
 PROMPT = "the cat sat on the mat, the cat sat on"
-
-
-class LateCall:
-    """An engine's call that runs when the stream comes to it; it keeps no memory alive."""
-
-    def __init__(self, engine: Engine, role: str, buffers: Mapping[str, Buffer], device) -> None:
-        self._call = engine.bind(role, {k: replace(b, owner=None) for k, b in buffers.items()})
-        named = {**engine.inputs, **engine.outputs}
-        self._touched = [(b.address, b.nbytes) for k, b in buffers.items() if k in named]
-        self._device, self._keep = device, dict(buffers)
-
-    def enqueue(self) -> None:
-        cudart = self._device.api.runtime
-        cudart.launch(self._device.stream, self._call.enqueue, *self._touched)
-
-
-class LateEngine:
-    """An engine on the fake GPU."""
-
-    def __init__(self, engine: Engine, device: CudaDevice) -> None:
-        self._engine, self._device = engine, device
-        self.inputs, self.outputs = engine.inputs, engine.outputs
-
-    def bind(self, role: str, buffers: Mapping[str, Buffer]) -> LateCall:
-        return LateCall(self._engine, role, buffers, self._device)
-
-
-def on_fake_gpu(opened: OpenedBundle) -> tuple[OpenedBundle, FakeCudart]:
-    cudart = FakeCudart()
-    cudart.free = cudart.total = 1 << 34
-    device = CudaDevice(api=CudaApi(cudart))
-
-    class Sampling(dict):  # type: ignore[type-arg]
-        def __missing__(self, name: str) -> LateEngine:
-            return LateEngine(opened.sampling[name], device)
-
-    moved = replace(
-        opened,
-        device=device,
-        target=LateEngine(opened.target, device),
-        draft=None if opened.draft is None else LateEngine(opened.draft, device),
-        sampling=Sampling(),
-    )
-    return moved, cudart
 
 
 def text(session: Session, request: Request) -> list[int]:
