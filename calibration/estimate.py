@@ -94,10 +94,11 @@ class Trials:
 
 def trials_of(rounds: Iterable[RecordedRound]) -> Trials:
     """Count what rounds tested."""
-    total = Trials(0, 0)
+    accepted = rejected = 0
     for found in rounds:
-        total += Trials(found.accepted, int(found.is_rejected))
-    return total
+        accepted += found.accepted
+        rejected += found.is_rejected
+    return Trials(accepted, rejected)
 
 
 def trials_by_position(rounds: Iterable[RecordedRound], gamma: int) -> tuple[Trials, ...]:
@@ -120,7 +121,8 @@ def wilson(successes: float, trials: float, confidence: float = CONFIDENCE) -> I
     share, shrink = successes / trials, z * z / trials
     middle = (share + shrink / 2) / (1 + shrink)
     half = z / (1 + shrink) * math.sqrt(share * (1 - share) / trials + shrink / (4 * trials))
-    return Interval(share, max(0.0, middle - half), min(1.0, middle + half))
+    low, high = max(0.0, middle - half), min(1.0, middle + half)
+    return Interval(share, min(low, share), max(high, share))  # rounding aside, it holds the share
 
 
 def alpha_of(
@@ -164,7 +166,7 @@ def share_of(clusters: Sequence[Trials], confidence: float = CONFIDENCE) -> Inte
     share = total.accepted / total.tested
     effective = total.tested / _design_effect(used, share, confidence)
     found = wilson(share * effective, effective, confidence)
-    return Interval(share, found.low, found.high)
+    return Interval(share, min(share, found.low), max(share, found.high))
 
 
 def _design_effect(clusters: Sequence[Trials], share: float, confidence: float) -> float:

@@ -221,13 +221,20 @@ def largest_context(described: Described, limit: int) -> int | None:
     return low
 
 
-def require_fit(described: Described, limit: int, where: str) -> MemoryUse:
+def require_fit(described: Described, limit: int, where: str, sets: int = 1) -> MemoryUse:
     """Refuse, before anything is allocated, what does not fit into `limit` bytes.
+
+    Args:
+        described: what is to be opened.
+        limit: bytes there are.
+        where: whose they are, for the message.
+        sets: of caches that are needed at a time.
 
     Raises:
         RequestError: with what is needed, what there is, and the context that would fit.
     """
     use = memory_use(described)
+    limit -= (sets - 1) * sum(use.caches.values())
     if use.total <= limit:
         return use
     context = largest_context(described, limit)

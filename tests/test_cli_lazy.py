@@ -28,7 +28,7 @@ HEAVY = (
     "optimum",
     "scipy",
 )
-COMMANDS = ("model-to-engine", "export", "build", "run", "inspect", "check", "plan")
+COMMANDS = ("model-to-engine", "export", "build", "run", "inspect", "check", "plan", "calibrate")
 
 PROBE = """
 import json, sys

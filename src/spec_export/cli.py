@@ -256,6 +256,26 @@ def _doctor(as_json: opt.AsJson = False) -> None:
 
 @app.command("plan", cls=Command)
 def _plan(
+@app.command("calibrate", cls=Command)
+def _calibrate(
+    bundle: opt.BundleIn,
+    prompts: opt.Prompts = None,
+    tokens: opt.MeasuredTokens = 64,
+    temperature: opt.MeasuredTemperature = 0.0,
+    seed: opt.MeasuredSeed = 0,
+    threads: opt.Threads = None,
+    output: opt.ProfileOut = None,
+    report: opt.Report = None,
+    as_json: opt.AsJson = False,
+    quiet: opt.VerdictOnly = False,
+) -> None:
+    """Measure a bundle here: is speculation worth it, and with what gamma?"""
+    from spec_export.calibrating import CalibrateOptions, calibrate_bundle
+
+    options = CalibrateOptions(prompts, tokens, temperature, seed, threads, output, report)
+    calibrate_bundle(bundle, options, as_json=as_json, quiet=quiet)
+
+
     alpha: opt.Alpha = None,
     cost_ratio: opt.CostRatio = None,
     verify_cost: opt.VerifyCost = None,

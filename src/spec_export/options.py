@@ -202,6 +202,31 @@ Law = Annotated[
 ]
 AsJson = Annotated[bool, _option("One JSON object on stdout.", "--json")]
 
+# --- calibrating --------------------------------------------------------------------------------
+
+Prompts = Annotated[
+    Path | None,
+    _option(
+        "Prompts to measure on: one a line, or .jsonl with `prompt` and `category`.",
+        metavar="FILE",
+        default="a few of several kinds",
+    ),
+]
+MeasuredTokens = Annotated[int, _shown("Tokens to generate after each prompt.", metavar="N")]
+MeasuredTemperature = Annotated[float, _shown("Of sampling; acceptance depends on it.")]
+MeasuredSeed = Annotated[int, _shown("Of sampling.", metavar="S")]
+ProfileOut = Annotated[
+    Path | None,
+    _option(
+        "Profile to write.",
+        "-o",
+        "--output",
+        metavar="FILE",
+        default="profile.json in the bundle",
+    ),
+]
+VerdictOnly = Annotated[bool, _option("The verdict only.", "-q", "--quiet")]
+
 # --- planning -----------------------------------------------------------------------------------
 
 Alpha = Annotated[

@@ -74,7 +74,7 @@ def plan_memory(asked: MemoryAsked, report: Path | None, *, as_json: bool) -> bo
     )
     made = memory_plan.plan_memory(described, _limit(asked))
     if report is not None:
-        _write(report, memory_plan.html(made))
+        write_report(report, memory_plan.html(made))
     if as_json:
         print(json.dumps(memory_plan.as_json(made), allow_nan=False), flush=True)
     else:
@@ -106,7 +106,7 @@ def plan(supposed: Supposed, report: Path | None, *, as_json: bool) -> None:
 
     made = _make(supposed)
     if report is not None:
-        _write(report, plan_report.html(made))
+        write_report(report, plan_report.html(made))
     if as_json:
         print(json.dumps(plan_report.as_json(made), allow_nan=False), flush=True)
     else:
@@ -139,7 +139,12 @@ def _make(supposed: Supposed) -> SpeculationPlan:
     return plan_speculation(supposed.alpha, supposed.cost_ratio, cost, supposed.gamma_max)
 
 
-def _write(path: Path, text: str) -> None:
+def write_report(path: Path, text: str) -> None:
+    """Write a page.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
     from spec_export.engines.atomic import storage_error
 
     try:

@@ -1,0 +1,98 @@
+"""What a calibration saw, text by text: rounds, plain steps, and the parts a round is made of.
+
+Every text carries its own times of everything. So a machine that drifts does so for all of them,
+and leaving a text out (the jackknife of `forecast`) says how much a number depends on which texts
+were seen and when.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from spec_export.calibration.estimate import RecordedRound
+
+# Names of the parts; a pass of the target over m rows is `target m`, judging m rows `accept m`.
+CATCH_UP, STEP, PROPOSE = "draft catch_up", "draft step", "propose"
+
+
+def target_pass(rows: int) -> str:
+    """Name of a target pass."""
+    return f"target {rows}"
+
+
+def accept(rows: int) -> str:
+    """Name of the graph that judges a verify pass."""
+    return f"accept {rows}"
+
+
+@dataclass(frozen=True)
+class TimedRound:
+    """A round with its time.
+
+    Attributes:
+        n_draft: drafts verified, 0 for a step without drafts.
+        n_accepted: drafts accepted.
+        kept: tokens that became text.
+        ms: time from the call to its result.
+    """
+
+    n_draft: int
+    n_accepted: int
+    kept: int
+    ms: float
+
+    @property
+    def recorded(self) -> RecordedRound:
+        """The round without its time."""
+        return RecordedRound(self.n_draft, self.n_accepted, self.kept)
+
+
+@dataclass(frozen=True)
+class TextEvidence:
+    """What was seen of one text.
+
+    Attributes:
+        category: of its prompt.
+        rounds: at the largest gamma the bundle was built for.
+        plain_ms: of each step of the fastest plain decoding after the same prompt.
+        parts_ms: times of every part by its name.
+    """
+
+    category: str
+    rounds: tuple[TimedRound, ...]
+    plain_ms: tuple[float, ...]
+    parts_ms: dict[str, tuple[float, ...]]
+
+
+@dataclass(frozen=True)
+class Times:
+    """Median and quartiles of a time in milliseconds, over `count` measurements."""
+
+    median: float
+    low: float
+    high: float
+    count: int
+
+
+def times_of(values: Sequence[float]) -> Times:
+    """Summarize measurements, at least one."""
+    if len(values) < 2:
+        return Times(values[0], values[0], values[0], len(values))
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return Times(median, low, high, len(values))
+
+
+def pooled_parts(texts: Sequence[TextEvidence]) -> dict[str, Times]:
+    """Every part over all texts."""
+    pooled: dict[str, list[float]] = {}
+    for text in texts:
+        for name, values in text.parts_ms.items():
+            pooled.setdefault(name, []).extend(values)
+    return {name: times_of(values) for name, values in pooled.items() if values}
+
+
+def pooled_plain(texts: Sequence[TextEvidence]) -> Times:
+    """Steps of plain decoding over all texts."""
+    return times_of([ms for text in texts for ms in text.plain_ms])

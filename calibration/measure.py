@@ -1,0 +1,236 @@
+"""Measure a bundle on the device it will run on, text by text, and take up again where it stopped.
+
+After every prompt: a text with drafts at the largest gamma, steps of the fastest plain decoding,
+and some turns of every part by itself. So all three see the same minutes of the machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from spec_export.calibration.evidence import TextEvidence, TimedRound
+from spec_export.calibration.parts import PartsTimer
+from spec_export.calibration.profile import write_whole
+from spec_export.calibration.prompts import Prompt
+from spec_export.engines.bundle import Progress, no_progress
+from spec_export.engines.errors import BundleError
+from spec_export.engines.manifest import DeviceSpec
+from spec_export.engines.strict import read_json, to_json
+from spec_export.runtime import OpenedBundle, Request, Sampling, Session, Stats, generate
+from spec_export.runtime.stream import plain_role
+
+_TURNS = 4  # of all parts after each text
+_STATE_SCHEMA = 1
+_STEP = "measuring"
+
+
+@dataclass(frozen=True)
+class Task:
+    """What to measure on.
+
+    Attributes:
+        prompts: with their categories.
+        ids: of each prompt.
+        tokens: to generate after each, at most.
+        sampling: how they are drawn.
+    """
+
+    prompts: tuple[Prompt, ...]
+    ids: tuple[tuple[int, ...], ...]
+    tokens: int
+    sampling: Sampling
+
+    @property
+    def sha256(self) -> str:
+        """Of the prompts' texts and categories."""
+        texts = json.dumps([asdict(prompt) for prompt in self.prompts])
+        return hashlib.sha256(texts.encode()).hexdigest()
+
+    @property
+    def kv_len(self) -> int:
+        """Cached tokens in the middle of a text, on average."""
+        return sum(map(len, self.ids)) // len(self.ids) + self.tokens // 2
+
+
+@dataclass(frozen=True)
+class State:
+    """Texts that are done, kept on disk until all are.
+
+    Attributes:
+        schema: version of this description.
+        bundle_sha256: of the bundle.
+        device: where.
+        prompts_sha256: of the prompts.
+        tokens: after each.
+        temperature: of sampling.
+        seed: of sampling.
+        texts: evidence of the first prompts.
+    """
+
+    schema: int
+    bundle_sha256: str
+    device: DeviceSpec
+    prompts_sha256: str
+    tokens: int
+    temperature: float
+    seed: int
+    texts: tuple[TextEvidence, ...]
+
+
+def measure(
+    opened: OpenedBundle,
+    device: DeviceSpec,
+    task: Task,
+    state_file: Path,
+    progress: Progress = no_progress,
+) -> list[TextEvidence]:
+    """Evidence of every prompt of a task.
+
+    Args:
+        opened: the bundle.
+        device: where it runs.
+        task: what to measure on.
+        state_file: what an interrupted run had done; it is written after every text and stays.
+        progress: called with (step, done, total).
+    """
+    texts = _resume(state_file, opened, device, task)
+    total = len(task.prompts)
+    if len(texts) == total:
+        return texts
+    progress(_STEP, len(texts), total)
+    session = Session(opened)
+    kv_len = min(task.kv_len, opened.manifest.max_len - opened.manifest.gamma - 2)
+    timer = PartsTimer(opened, kv_len, greedy=task.sampling.temperature == 0)
+    warm_up(session, task)
+    for prompt, ids in list(zip(task.prompts, task.ids, strict=True))[len(texts) :]:
+        rounds = decode_rounds(session, ids, task)
+        plain = decode_plain(session, ids, task)
+        texts.append(TextEvidence(prompt.category, rounds, plain, timer.turn(_TURNS)))
+        write_whole(state_file, to_json(_state(opened, device, task, texts)))
+        progress(_STEP, len(texts), total)
+    return texts
+
+
+def decode_rounds(session: Session, ids: Sequence[int], task: Task) -> tuple[TimedRound, ...]:
+    """Decode with all drafts a round may have, and time every round, its text included.
+
+    A text ends at an end token, at the limit, or where no whole round fits any more; rounds are not
+    shortened on the way, so that every one says what this gamma does.
+    """
+    ends = session.opened.manifest.text.end_ids
+    role = plain_role(session.opened, Request())
+    session.begin(task.sampling, role)
+    session.prefill(ids)
+    first = session.first()
+    rounds: list[TimedRound] = []
+    emitted, gamma, text = 1, session.gamma, session.opened.text.stream()
+    if first.tokens[0] in ends:
+        return ()
+    while emitted < task.tokens and session.room > gamma:
+        started = time.perf_counter()
+        result = session.round(gamma)
+        for token in result.tokens:
+            text.add(token)
+        ms = (time.perf_counter() - started) * 1e3
+        kept = next((n for n, t in enumerate(result.tokens, 1) if t in ends), len(result.tokens))
+        rounds.append(TimedRound(result.n_draft, result.n_accepted, kept, ms))
+        emitted += kept
+        if result.tokens[kept - 1] in ends:
+            break
+    return tuple(rounds)
+
+
+def decode_plain(session: Session, ids: Sequence[int], task: Task) -> tuple[float, ...]:
+    """Time steps of the fastest plain decoding, text included: one row, whatever bits it gives."""
+    session.begin(task.sampling, "decode")
+    session.prefill(ids, drafts=False)
+    session.first()
+    times: list[float] = []
+    text = session.opened.text.stream()
+    while len(times) < max(1, task.tokens // 2) and session.room > 0:
+        started = time.perf_counter()
+        text.add(session.plain().tokens[0])
+        times.append((time.perf_counter() - started) * 1e3)
+    return tuple(times)
+
+
+def warm_up(session: Session, task: Task) -> None:
+    """Touch every buffer of every role once."""
+    ids, few = task.ids[0], 8
+    short = Task(task.prompts, task.ids, few, task.sampling)
+    decode_rounds(session, ids, short)
+    decode_plain(session, ids, short)
+
+
+@dataclass(frozen=True)
+class Race:
+    """One text with drafts and the same number of tokens without, timed.
+
+    Attributes:
+        tokens: after the first, of each.
+        speculative_ms: decoding them with drafts.
+        plain_ms: by the fastest plain decoding.
+    """
+
+    tokens: int
+    speculative_ms: float
+    plain_ms: float
+
+
+def race(session: Session, task: Task, gamma: int, progress: Progress = no_progress) -> list[Race]:
+    """Decode every prompt with `gamma` drafts a round, then as many tokens plainly.
+
+    As a user would, text and stops included. Plain decoding is the fastest the bundle has; what its
+    tokens are does not change its time, so it goes on past an end that comes earlier in other bits.
+    """
+    found: list[Race] = []
+    for number, ids in enumerate(task.ids):
+        progress("comparing with plain decoding", number, len(task.ids))
+        speculative = Request(task.tokens, task.sampling, gamma=gamma)
+        with_drafts = _decode(session, ids, speculative)
+        if with_drafts.emitted > 1:
+            plain = Request(
+                with_drafts.emitted, task.sampling, gamma=0, ignore_end=True, fast_plain=True
+            )
+            alone = _decode(session, ids, plain)
+            found.append(Race(with_drafts.emitted - 1, with_drafts.decode_ms, alone.decode_ms))
+    progress("comparing with plain decoding", len(task.ids), len(task.ids))
+    return found
+
+
+def _decode(session: Session, ids: Sequence[int], request: Request) -> Stats:
+    stats = Stats(gamma=0)
+    for piece in generate(session, ids, request):
+        stats = piece.stats
+    return stats
+
+
+def _state(
+    opened: OpenedBundle, device: DeviceSpec, task: Task, texts: Sequence[TextEvidence]
+) -> State:
+    return State(
+        schema=_STATE_SCHEMA,
+        bundle_sha256=opened.bundle.sha256,
+        device=device,
+        prompts_sha256=task.sha256,
+        tokens=task.tokens,
+        temperature=task.sampling.temperature,
+        seed=task.sampling.seed or 0,
+        texts=tuple(texts),
+    )
+
+
+def _resume(file: Path, opened: OpenedBundle, device: DeviceSpec, task: Task) -> list[TextEvidence]:
+    """Texts of an interrupted run of the very same task; none where there was another or none."""
+    try:
+        found = read_json(file, State, schema=_STATE_SCHEMA)
+    except BundleError:
+        return []
+    wanted = _state(opened, device, task, found.texts)
+    usable = found == wanted and len(found.texts) <= len(task.prompts)
+    return list(found.texts) if usable else []

@@ -1,0 +1,232 @@
+"""`profile.json`: what a calibration found of one bundle on one device, and what it advises.
+
+It lies beside the manifest and is data, not a part of the bundle: nothing breaks without it. A
+profile of another bundle or another device is recognised and not used.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from spec_export.calibration.conditions import Conditions
+from spec_export.calibration.estimate import Interval
+from spec_export.calibration.evidence import Times
+from spec_export.calibration.forecast import GammaForecast
+from spec_export.calibration.ranges import LARGEST_GAMMA
+from spec_export.engines.atomic import storage_error
+from spec_export.engines.errors import SchemaError
+from spec_export.engines.manifest import DeviceSpec
+from spec_export.engines.strict import read_json, to_json
+
+PROFILE_SCHEMA = 1
+PROFILE_FILE = "profile.json"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What was measured on.
+
+    Attributes:
+        prompts: number of them.
+        prompts_sha256: of their texts and categories.
+        tokens: asked for after each.
+        temperature: of sampling.
+        seed: of sampling.
+        kv_len: cached tokens at which passes were timed.
+    """
+
+    prompts: int
+    prompts_sha256: str
+    tokens: int
+    temperature: float
+    seed: int
+    kv_len: int
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """What became of drafts.
+
+    Attributes:
+        alpha: share of tested drafts that were accepted; None where none was tested.
+        positions: the same by position, given that all before were accepted.
+        categories: the same by category of prompts.
+        passes: target passes.
+        passes_with_drafts: of these, the ones that verified drafts; look-up often finds none.
+        accepted: drafts accepted.
+        rejected: drafts refused, where no stop hid it.
+    """
+
+    alpha: Interval | None
+    positions: tuple[Interval | None, ...]
+    categories: dict[str, Interval]
+    passes: int
+    passes_with_drafts: int
+    accepted: int
+    rejected: int
+
+
+@dataclass(frozen=True)
+class PassTimes:
+    """Time of a target pass over `rows` rows."""
+
+    rows: int
+    ms: Times
+
+
+@dataclass(frozen=True)
+class PartTimes:
+    """Times in milliseconds; None for what this bundle does not have or was not timed alone.
+
+    Attributes:
+        target: of a target pass, by built width.
+        plain: of a step of the fastest plain decoding, sampling and host included.
+        catch_up: of the draft's first pass in a round.
+        step: of every other.
+        propose: of choosing a draft's token.
+        accept: of judging the widest verify pass.
+        host: of what is left of a round.
+    """
+
+    target: tuple[PassTimes, ...]
+    plain: Times
+    catch_up: Times | None
+    step: Times | None
+    propose: Times | None
+    accept: Times | None
+    host: Times | None
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The whole of `profile.json`.
+
+    Attributes:
+        schema: version of this description.
+        created: UTC time, ISO 8601.
+        producer: what made it, name to version.
+        bundle_sha256: of the manifest of the bundle that was measured.
+        device: where.
+        before: the state of the device at the beginning.
+        after: and at the end.
+        setting: what was measured on.
+        acceptance: of drafts.
+        times: of passes and of the other parts of a round.
+        forecasts: of every gamma from 1 on.
+        gamma: the advice; 0: do not speculate.
+        speedup: predicted at the best gamma that speculates.
+        measured_gamma: the gamma whose speed-up was measured: the best one that speculates.
+        measured: its speed-up over the fastest plain decoding, same prompts, same tokens.
+        break_even_alpha: do not speculate below; None where even alpha 1 is not enough.
+        reason: the advice in a sentence.
+    """
+
+    schema: int
+    created: str
+    producer: dict[str, str]
+    bundle_sha256: str
+    device: DeviceSpec
+    before: Conditions
+    after: Conditions
+    setting: Setting
+    acceptance: Acceptance
+    times: PartTimes
+    forecasts: tuple[GammaForecast, ...]
+    gamma: int
+    speedup: Interval
+    measured_gamma: int
+    measured: Interval
+    break_even_alpha: float | None
+    reason: str
+
+
+def read_profile(path: Path) -> Profile:
+    """Read a profile; the file is untrusted.
+
+    Raises:
+        IntegrityError: it is missing, too large or unreadable.
+        SchemaError: it is of another schema version, or does not fit together.
+    """
+    profile = read_json(path, Profile, schema=PROFILE_SCHEMA)
+    _check(profile, str(path))
+    return profile
+
+
+def write_profile(path: Path, profile: Profile) -> None:
+    """Write a profile as a whole or not at all.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    write_whole(path, to_json(profile))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file beside its place and move it there.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise storage_error(error, path) from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def why_unusable(profile: Profile, bundle_sha256: str, device: DeviceSpec) -> str | None:
+    """Why a profile says nothing of a bundle on a device, as a warning; None where it does."""
+    if profile.bundle_sha256 != bundle_sha256:
+        return (
+            "the profile is of another bundle "
+            f"({profile.bundle_sha256[:12]}..., this one is {bundle_sha256[:12]}...); it is not "
+            "used: run `spec-export calibrate` on this one"
+        )
+    if profile.device != device:
+        return (
+            f"the profile was measured on {_described(profile.device)}, this is "
+            f"{_described(device)}; it is not used: run `spec-export calibrate` here"
+        )
+    return None
+
+
+def _described(device: DeviceSpec) -> str:
+    threads = f"{device.threads} thread{'s' if device.threads != 1 else ''}"
+    return f"{device.processor} with {device.backend} {device.version}, {threads}"
+
+
+def _check(profile: Profile, origin: str) -> None:
+    gammas = [found.gamma for found in profile.forecasts]
+    if not gammas or gammas != list(range(1, len(gammas) + 1)) or len(gammas) > LARGEST_GAMMA:
+        _refuse("forecasts are not those of gamma 1, 2, 3 ...", origin)
+    if not 0 <= profile.gamma <= len(gammas) or profile.measured_gamma not in gammas:
+        _refuse(f"gamma {profile.gamma} has no forecast", origin)
+    if len(profile.acceptance.positions) != len(gammas):
+        _refuse("there is not one acceptance for each position", origin)
+    acceptance = profile.acceptance
+    shares = [acceptance.alpha, *acceptance.positions, *acceptance.categories.values()]
+    for share in shares:
+        if share is not None and not 0 <= share.low <= share.value <= share.high <= 1:
+            _refuse(f"an acceptance is {share.value} in {share.low} to {share.high}", origin)
+    speeds = [profile.speedup, profile.measured, *(found.speedup for found in profile.forecasts)]
+    for speed in speeds:
+        if not 0 < speed.low <= speed.value <= speed.high:
+            _refuse(f"a speed-up is {speed.value} in {speed.low} to {speed.high}", origin)
+    for times in _all_times(profile.times):
+        if not 0 <= times.low <= times.median <= times.high or times.count < 1:
+            _refuse(f"a time is {times.median} ms in {times.low} to {times.high}", origin)
+
+
+def _all_times(times: PartTimes) -> list[Times]:
+    parts = (times.plain, times.catch_up, times.step, times.propose, times.accept, times.host)
+    return [*(found.ms for found in times.target), *(part for part in parts if part is not None)]
+
+
+def _refuse(reason: str, origin: str) -> None:
+    raise SchemaError(f"{origin}: {reason}; it was altered, or made by something else")

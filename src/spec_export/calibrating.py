@@ -1,0 +1,89 @@
+"""`calibrate`: measure a bundle here, write its profile, say what it advises."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from spec_export.console import Steps
+from spec_export.planning import print_wrapped, write_report
+
+if TYPE_CHECKING:
+    from spec_export.calibration.measure import Task
+    from spec_export.runtime import OpenedBundle
+
+
+@dataclass(frozen=True)
+class CalibrateOptions:
+    """What to measure on, as the user gave it."""
+
+    prompts: Path | None
+    tokens: int
+    temperature: float
+    seed: int
+    threads: int | None
+    output: Path | None
+    report: Path | None
+
+
+def calibrate_bundle(
+    bundle: Path, options: CalibrateOptions, *, as_json: bool, quiet: bool
+) -> None:
+    """Measure, write the profile, print the advice.
+
+    Raises:
+        RequestError: the prompts or the bundle give nothing to measure, or memory does not hold it.
+        BundleError: the bundle cannot be trusted or read.
+        StorageError: the profile or the report cannot be written.
+    """
+    from spec_export.calibration import profile_report
+    from spec_export.calibration.calibrate import calibrate, check_task
+    from spec_export.calibration.profile import PROFILE_FILE, write_profile
+    from spec_export.runtime.opened import make_backend, open_runtime
+
+    _check_memory(bundle)
+    with Steps(quiet=quiet or as_json, animated=False) as steps:
+        opened = open_runtime(bundle, threads=options.threads, progress=steps)
+        task = _task(opened, options)
+        check_task(opened, task)
+        built_on = opened.manifest.device
+        device = make_backend(built_on.backend, options.threads or built_on.threads).describe()
+        out = options.output or bundle / PROFILE_FILE
+        state = out.with_name(out.name + ".partial")
+        profile = calibrate(opened, device, task, state, steps)
+    write_profile(out, profile)
+    with contextlib.suppress(OSError):
+        state.unlink(missing_ok=True)
+    if options.report is not None:
+        write_report(options.report, profile_report.html(profile))
+    if as_json:
+        print(json.dumps(asdict(profile), ensure_ascii=False, allow_nan=False), flush=True)
+    elif quiet:
+        print(profile.reason, flush=True)
+    else:
+        print_wrapped([*profile_report.terminal_lines(profile), f"- written to {out}"])
+
+
+def _task(opened: OpenedBundle, options: CalibrateOptions) -> Task:
+    from spec_export.calibration.measure import Task
+    from spec_export.calibration.prompts import default_prompts, encode_prompts, read_prompts
+    from spec_export.runtime import Sampling
+
+    prompts = default_prompts() if options.prompts is None else read_prompts(options.prompts)
+    ids = encode_prompts(opened, prompts)
+    sampling = Sampling(options.temperature, options.seed)
+    return Task(tuple(prompts), tuple(map(tuple, ids)), options.tokens, sampling)
+
+
+def _check_memory(bundle: Path) -> None:
+    """Refuse before anything is opened; the caches are held twice, once to time passes over."""
+    from spec_export.calibration.devices import available_bytes
+    from spec_export.calibration.memory import read_described, require_fit
+    from spec_export.engines.manifest import MANIFEST_FILE
+
+    available = available_bytes()
+    if available is not None and (bundle / MANIFEST_FILE).is_file():
+        require_fit(read_described(bundle), available, "this machine", sets=2)
