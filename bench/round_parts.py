@@ -44,8 +44,9 @@ def instrument(session: Session, spent: dict[str, float]) -> None:
         return type(bound)(Timed(bound.call, part, spent), bound.buffers, bound.rows)
 
     session._roles = {name: timed_role(role, "target") for name, role in session._roles.items()}
-    calls = session._sampling
-    calls.accept = Timed(calls.accept, "accept", spent) if calls.accept else None
+    calls = session._rounds.sampling
+    calls.accept = {name: Timed(call, "accept", spent) for name, call in calls.accept.items()}
+    calls.races = Timed(calls.races, "accept", spent) if calls.races else None
     calls.sample = {name: Timed(call, "accept", spent) for name, call in calls.sample.items()}
     calls.propose = [Timed(call, "propose", spent) for call in calls.propose]
     if isinstance(session.draft, ModelDraft):

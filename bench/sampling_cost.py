@@ -26,7 +26,7 @@ from spec_export.engines.backend import Buffer
 from spec_export.engines.graphs import SamplingSpec, TensorSpec
 from spec_export.engines.ort import OrtBackend
 from spec_export.export.sampling_graphs import sampling_graphs
-from spec_export.runtime.buffers import HostMirror, allocate_round
+from spec_export.runtime.buffers import HostMirror, Report, allocate_round
 from spec_export.runtime.sampling import Sampling, plan_for
 from spec_export.runtime.sampling_calls import SamplingCalls
 
@@ -62,9 +62,10 @@ class Stub:
         self.sampling: dict[str, Any] = {}
         for name, graph in sampling_graphs(vocabulary, vocabulary).items():
             ir.save(graph, folder / f"{name}.onnx")
-            has_rows = any("R" in map(str, value.shape or ()) for value in graph.graph.inputs)
-            for rows in (1, gamma + 1) if has_rows else (0,):
-                pins = {"C": CAPACITY, "G": gamma, "M": gamma + 1, "R": rows}
+            dims = {str(dim) for value in graph.graph.inputs for dim in value.shape or ()}
+            for rows in (gamma + 1,) if "M" in dims else (1, gamma + 1) if "R" in dims else (0,):
+                pins = {"C": CAPACITY, "G": gamma, "D": gamma, "M": gamma + 1, "R": rows}
+                pins["W"] = 2 * (gamma + 1)
                 label = f"{name}.{rows}" if rows else name
                 backend.compile_sampling(folder / f"{name}.onnx", pins, folder / f"{label}.pinned")
                 values = (graph.graph.inputs, graph.graph.outputs)
@@ -74,6 +75,7 @@ class Stub:
         self.manifest = SimpleNamespace(
             models={"target": model, "draft": model},
             method="model",
+            gammas=(gamma,),
             capacity=CAPACITY,
             sampling=self.sampling,
             text=SimpleNamespace(end_ids=(2,)),
@@ -98,7 +100,7 @@ def measure(stub: Any, sampling: Sampling, vocabulary: int, gamma: int, rounds: 
     """Milliseconds of each round's sampling."""
     rng, device = np.random.default_rng(0), stub.device
     buffers = allocate_round(device, gamma)
-    host = HostMirror(device, buffers)
+    host, report = HostMirror(device, buffers), Report(device, buffers)
     logits = device.allocate((1, gamma + 1, vocabulary), np.float32)
     draft_logits = [device.allocate((1, 1, vocabulary), np.float32) for _ in range(gamma)]
     role = SimpleNamespace(buffers={"logits": logits}, rows=gamma + 1)
@@ -113,17 +115,19 @@ def measure(stub: Any, sampling: Sampling, vocabulary: int, gamma: int, rounds: 
     calls.grow(rng.integers(vocabulary, size=TEXT).tolist(), is_prompt=True)
     host.set_n_draft(gamma)
     spent, committed = [], TEXT
-    for _ in range(rounds):
+    for place in range(rounds):
         fill(logits, draft_logits, rows_like_a_model(rng, gamma + 1, vocabulary), rng)
+        host.set_place(committed, 0, 0)
         started = time.perf_counter()
+        calls.draw(place, committed, committed + gamma + 1, gamma)
+        if calls.races is not None:
+            calls.races.enqueue()
         for i in range(gamma):
-            calls.draw_for_propose(committed, i)
             calls.propose[i].enqueue()
-        calls.draw_for_accept(committed, gamma)
-        assert calls.accept is not None
-        calls.accept.enqueue()
-        host.read_report()
-        emitted = list(host.tokens[: host.n_accepted[0] + 1])
+        calls.accept["verify"].enqueue()
+        report.start()
+        report.wait()
+        emitted = list(report.tokens[: report.n_accepted[0] + 1])
         calls.grow(emitted)
         committed += len(emitted)
         spent.append((time.perf_counter() - started) * 1e3)

@@ -177,6 +177,7 @@ def _run(
     as_json: opt.RunAsJson = False,
     quiet: opt.TextOnly = False,
     threads: opt.Threads = None,
+    pipeline: opt.Pipeline = None,
 ) -> None:
     """Generate text; streams it, then says how it was made."""
     from spec_export.running import RunOptions, parse_bias, read_grammar, run_bundle
@@ -216,6 +217,7 @@ def _run(
         stop=tuple(stop or ()),
         samples=samples,
         threads=threads,
+        pipelined=pipeline,
         compare=compare,
         show="json" if as_json else "quiet" if quiet else "report",
     )
@@ -254,8 +256,6 @@ def _doctor(as_json: opt.AsJson = False) -> None:
     doctor(as_json=as_json)
 
 
-@app.command("plan", cls=Command)
-def _plan(
 @app.command("calibrate", cls=Command)
 def _calibrate(
     bundle: opt.BundleIn,
@@ -276,6 +276,8 @@ def _calibrate(
     calibrate_bundle(bundle, options, as_json=as_json, quiet=quiet)
 
 
+@app.command("plan", cls=Command)
+def _plan(
     alpha: opt.Alpha = None,
     cost_ratio: opt.CostRatio = None,
     verify_cost: opt.VerifyCost = None,

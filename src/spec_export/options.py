@@ -314,6 +314,14 @@ Threads = Annotated[
     int | None,
     _option("Threads to compute with.", metavar="N", default="as built", minimum=1),
 ]
+Pipeline = Annotated[
+    bool | None,
+    _option(
+        "Enqueue a round before the last one was read.",
+        "--pipeline/--no-pipeline",
+        default="where the device works on its own",
+    ),
+]
 Stdin = Annotated[str | None, _argument("-", "Read the prompt from stdin.")]
 Prompt = Annotated[str | None, _option("The prompt.", metavar="TEXT", default="read from stdin")]
 Chat = Annotated[bool, _option("Put the prompt into the chat template.", "--chat")]

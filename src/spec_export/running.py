@@ -37,6 +37,7 @@ class RunOptions:
         grammar: kind and text of what the text has to match.
         samples: texts to generate, each with a seed of its own; None: one, reported as such.
         threads: None: as many as the bundle was built with.
+        pipelined: enqueue a round before the last one was read; None: where the device works later.
         compare: time it against plain decoding as well.
         show: `report`: text and report; `json`: one object; `quiet`: the text alone.
     """
@@ -51,6 +52,7 @@ class RunOptions:
     stop: tuple[str, ...] = ()
     samples: int | None = None
     threads: int | None = None
+    pipelined: bool | None = None
     compare: bool = False
     show: str = "report"
 
@@ -64,6 +66,7 @@ class Run:
         request: what was asked for.
         prompt: its ids.
         gamma: drafts per round, as used.
+        pipelined: as in `RunOptions`.
         text: what was generated.
         ids: its tokens.
         logprobs: of each, under the target's raw law.
@@ -77,6 +80,7 @@ class Run:
     request: Request
     prompt: list[int]
     gamma: int
+    pipelined: bool | None = None
     text: str = ""
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -120,9 +124,9 @@ def run_samples(run: Run, count: int, show: str) -> None:
     """Generate several texts after one prompt, print each under a line of its own, and report."""
     from spec_export.runtime import Session, sample_requests
 
-    session, runs = Session(run.opened), []
+    session, runs = Session(run.opened, pipelined=run.pipelined), []
     for i, request in enumerate(sample_requests(run.request, count), start=1):
-        one = Run(run.opened, request, run.prompt, run.gamma)
+        one = Run(run.opened, request, run.prompt, run.gamma, run.pipelined)
         if show != "json":
             _write(f"--- sample {i} of {count}, seed {request.sampling.seed}\n")
         stream(one, session, quiet=show != "report", to_stdout=show != "json")
@@ -219,7 +223,7 @@ def prepare(opened: OpenedBundle, prompt: str, options: RunOptions) -> Run:
         ids = opened.text.encode_chat([{"role": "user", "content": prompt}])
     else:
         ids = opened.text.encode(prompt)
-    return Run(opened, request, ids, effective_gamma(opened, request))
+    return Run(opened, request, ids, effective_gamma(opened, request), options.pipelined)
 
 
 def stream(
@@ -228,7 +232,7 @@ def stream(
     """Generate, writing text to stdout as it is made; returns the session for more."""
     from spec_export.runtime import Session, generate
 
-    session = session or Session(run.opened)
+    session = session or Session(run.opened, pipelined=run.pipelined)
     pieces = generate(session, run.prompt, run.request)
     waiting = Waiting(f"reading the prompt ({len(run.prompt)} tokens)", quiet=quiet)
     try:
