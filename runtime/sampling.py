@@ -130,6 +130,7 @@ class Plan:
         proposes: how a drafting model's tokens are chosen; None where no model drafts.
         edits: whether logits are edited.
         mask: whether rows have a mask.
+        follows: whether masks follow the text, drafts included, as those of a grammar do.
         filters: the filters' graphs in the order they are tried; the last one always serves. Empty
             without filters.
         lists_logprobs: whether the most probable tokens are reported.
@@ -140,6 +141,7 @@ class Plan:
     proposes: Choice | None = None
     edits: bool = False
     mask: bool = False
+    follows: bool = False
     filters: tuple[Filters, ...] = ()
     lists_logprobs: bool = False
 
@@ -183,6 +185,7 @@ def plan_for(sampling: Sampling, manifest: Manifest, *, is_constrained: bool = F
         proposes=("drawn" if is_dense else best) if drafts else None,
         edits=edits,
         mask=mask,
+        follows=is_constrained,
         filters=_filters(sampling, manifest) if is_drawn else (),
         lists_logprobs=sampling.top_logprobs > 0,
     )

@@ -8,10 +8,11 @@ import re
 import pytest
 
 from spec_export.engines.errors import RequestError
-from spec_export.runtime import Grammar, Sampling
+from spec_export.runtime import Grammar, Sampling, Session
 from tests.decoding import decode
 
 WORDS = "([A-Za-z]+ ){2,6}[a-z]+\\."
+GRAMMAR = Grammar("regex", WORDS)
 SCHEMA = {
     "type": "object",
     "properties": {"king": {"enum": ["David", "Saul"]}, "years": {"type": "integer"}},
@@ -65,6 +66,24 @@ def test_speculation_does_not_show_under_a_grammar(rule, build_tiny, open_once):
         for gamma in (0, 1, 4)
     ]
     assert texts[0] == texts[1] == texts[2]
+
+
+@pytest.mark.parametrize("draft", ["pair", "ngram"])
+def test_lists_and_grammars_in_turns_on_one_session(draft, build_tiny, open_once):
+    """Both are masks, but only a grammar's follow the drafts: after a request with a list a grammar
+    was ignored, and a list after a grammar met an assertion."""
+    opened = open_once(build_tiny(draft))
+    prompt, session = opened.text.encode("And the king of"), Session(opened)
+    for temperature in (0.0, 1.0):
+        sampling = Sampling(temperature, 3, banned_tokens=(5, 6))
+        requests = [{"sampling": sampling}, {"sampling": sampling, "grammar": GRAMMAR}]
+        for request in (*requests, *requests):
+            found = decode(session, prompt, max_tokens=30, **request)
+            fresh = decode(opened, prompt, max_tokens=30, **request)
+            assert found.tokens == fresh.tokens
+            if "grammar" in request:
+                assert re.fullmatch(WORDS, found.text) or found.finish == "length"
+                assert re.fullmatch("[A-Za-z .]*", found.text)
 
 
 def test_a_grammar_that_is_none_is_refused(build_tiny, open_once):
