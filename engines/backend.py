@@ -212,6 +212,9 @@ class Backend(Protocol):
     def open_sampling(self, file: Path, spec: SamplingSpec) -> Engine:
         """Open a compiled sampling graph."""
 
+    def unfused(self, file: Path) -> tuple[str, ...]:
+        """Layers of a compiled model whose attention is spelled out, where that can be seen."""
+
     def describe(self) -> DeviceSpec:
         """The device and library, as the manifest records them."""
 

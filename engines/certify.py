@@ -8,19 +8,38 @@ and the exactness probe.
 from __future__ import annotations
 
 import datetime
+import os
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
 
+from spec_export.engines.atomic import storage_error
 from spec_export.engines.backend import Backend
-from spec_export.engines.build import compare_with_standard
-from spec_export.engines.bundle import Bundle, Progress, no_progress, open_bundle
+from spec_export.engines.build import (
+    STANDARD_GRAPH,
+    BuildOptions,
+    compare_with_standard,
+    onnx_hashes,
+    pinned_models,
+    read_exported,
+)
+from spec_export.engines.bundle import (
+    Bundle,
+    Progress,
+    VerifiedFiles,
+    hash_file,
+    no_progress,
+    open_bundle,
+)
 from spec_export.engines.compare import Comparison
+from spec_export.engines.errors import BundleError, IntegrityError
 from spec_export.engines.fitting import check_fits
-from spec_export.engines.manifest import DeviceSpec, ExactnessSpec
+from spec_export.engines.graphs import ModelSpec
+from spec_export.engines.manifest import MANIFEST_FILE, DeviceSpec, ExactnessSpec
 from spec_export.engines.probe import probe_exactness
+from spec_export.engines.strict import to_json
 
-_RANK = {"none": 0, "row_invariant": 1, "width_invariant": 2}
+_RANK = {"unprobed": -1, "none": 0, "row_invariant": 1, "width_invariant": 2}
 
 
 @dataclass(frozen=True)
@@ -38,6 +57,7 @@ class Certificate:
         engines: each engine against its standard graph, by model name.
         recorded: exactness when it was built.
         probed: exactness now.
+        uncompared: engines whose graph is not in the bundle, and was not given.
         failures: a sentence for each check that failed.
     """
 
@@ -51,6 +71,7 @@ class Certificate:
     engines: dict[str, Comparison]
     recorded: ExactnessSpec
     probed: ExactnessSpec
+    uncompared: tuple[str, ...]
     failures: tuple[str, ...]
 
     @property
@@ -68,6 +89,7 @@ def certify(
     path: Path,
     backend_for: Callable[[DeviceSpec], Backend],
     progress: Progress = no_progress,
+    exported: Path | None = None,
 ) -> Certificate:
     """Check a bundle on this device.
 
@@ -75,10 +97,12 @@ def certify(
         path: the bundle directory.
         backend_for: opens the engine library for the device a bundle was built on.
         progress: called with (step, done, total).
+        exported: the directory it was built from, for engines whose graph the bundle has not.
 
     Raises:
         SchemaError: the manifest is of another schema version or malformed.
-        IntegrityError: a file is missing, altered, or lies outside the directory.
+        IntegrityError: a file is missing, altered, or lies outside the directory; or `exported` is
+            not what the bundle was built from.
         BundleError: the engines were compiled for another machine.
         EngineError: the engine library refuses an engine.
     """
@@ -86,7 +110,12 @@ def certify(
     manifest = bundle.manifest
     backend = backend_for(manifest.device)
     check_fits(manifest.device, manifest.compiler, backend.describe())
-    engines = _compare(bundle, backend, progress)
+    unfused = [
+        (name, layer)
+        for name, spec in manifest.models.items()
+        for layer in backend.unfused(bundle.file(spec.file))
+    ]
+    engines = _compare(bundle, backend, exported, progress)
     target = manifest.models["target"]
     engine = backend.open_model(bundle.file(target.file), target)
     probed = probe_exactness(
@@ -103,18 +132,93 @@ def certify(
         engines=engines,
         recorded=manifest.exactness,
         probed=probed,
-        failures=tuple(_failures(engines, manifest.exactness, probed)),
+        uncompared=tuple(name for name in manifest.models if name not in engines),
+        failures=(
+            *(_spelled_out(name, layer) for name, layer in unfused),
+            *_failures(engines, manifest.exactness, probed),
+        ),
     )
 
 
-def _compare(bundle: Bundle, backend: Backend, progress: Progress) -> dict[str, Comparison]:
-    found = {}
-    for name, spec in bundle.manifest.models.items():
+def record(path: Path, certificate: Certificate) -> str:
+    """Write what a check found into the manifest: exactness, and the device it holds for.
+
+    The manifest is replaced as a whole or not at all. Its hash, which names the bundle, changes.
+
+    Returns:
+        The new hash.
+
+    Raises:
+        BundleError: the check failed, or the bundle is another one by now.
+        StorageError: the manifest cannot be written.
+    """
+    bundle = open_bundle(path, VerifiedFiles(None))
+    if not certificate.passed or bundle.sha256 != certificate.bundle_sha256:
+        reason = certificate.failures[0] if certificate.failures else "it changed meanwhile"
+        raise BundleError(f"{path}: nothing is recorded: {reason}")
+    manifest = replace(bundle.manifest, exactness=certificate.probed, device=certificate.device)
+    file = path / MANIFEST_FILE
+    partial = path / f".{MANIFEST_FILE}.{os.getpid()}"
+    try:
+        partial.write_text(to_json(manifest), encoding="utf-8")
+        partial.replace(file)
+    except OSError as error:
+        raise storage_error(error, file) from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return hash_file(file)
+
+
+def _compare(
+    bundle: Bundle, backend: Backend, exported: Path | None, progress: Progress
+) -> dict[str, Comparison]:
+    """Each engine against its standard graph, in the bundle or in the exported directory."""
+    found: dict[str, Comparison] = {}
+    manifest = bundle.manifest
+    inside = all(_standard(spec) in manifest.files for spec in manifest.models.values())
+    described = None if exported is None or inside else _exported_models(bundle, exported, progress)
+    if not inside and described is None:
+        return found
+    for name, spec in manifest.models.items():
         step = f"checking the compiled {name}"
         progress(step, 0, 1)
-        found[name] = compare_with_standard(backend, bundle.path, spec, bundle.manifest.max_len)
+        graph, theirs = None, None
+        if described is not None and exported is not None:
+            theirs = replace(described[name], roles=spec.roles)
+            graph = exported / theirs.file
+        found[name] = compare_with_standard(
+            backend, bundle.path, spec, manifest.max_len, graph, theirs
+        )
         progress(step, 1, 1)
     return found
+
+
+def _standard(spec: ModelSpec) -> str:
+    return str(PurePosixPath(spec.file).with_name(STANDARD_GRAPH))
+
+
+def _exported_models(bundle: Bundle, exported: Path, progress: Progress) -> dict[str, ModelSpec]:
+    """The models of an exported directory, which has to be what the bundle was built from."""
+    manifest = bundle.manifest
+    graphs = read_exported(exported)
+    found = onnx_hashes(exported, graphs, progress)
+    for name in sorted({*found, *manifest.onnx}):
+        if found.get(name) != manifest.onnx.get(name):
+            raise IntegrityError(
+                f"{exported / name} is not what {bundle.path.name} was built from (SHA-256 "
+                f"{found.get(name, 'missing')}, the manifest says {manifest.onnx.get(name)}); "
+                "name the directory it was built from"
+            )
+    *narrower, gamma = manifest.gammas or (0,)
+    options = BuildOptions(gamma, manifest.max_len, manifest.chunk, narrower=tuple(narrower))
+    return pinned_models(graphs, options)
+
+
+def _spelled_out(name: str, layer: str) -> str:
+    return (
+        f"the attention {layer} of the {name} was not fused: it reads and copies the whole cache; "
+        "build with --dtype float16 or bfloat16 and a library whose kernels have this head size"
+    )
 
 
 def _failures(

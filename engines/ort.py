@@ -165,6 +165,10 @@ class OrtBackend:
         """Open a session for a sampling graph; its one role is called `run`."""
         return OrtEngine(open_session(file, ort.SessionOptions(), threads=1), spec)
 
+    def unfused(self, file: Path) -> tuple[str, ...]:
+        """What was not lowered is said when it is built."""
+        return ()
+
     def compiler(self) -> None:
         """Nothing is compiled before a graph is opened."""
 

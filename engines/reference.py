@@ -118,6 +118,10 @@ class ReferenceBackend:
         """Open an evaluator for a sampling graph; its one role is called `run`."""
         return ReferenceEngine(_evaluator(file), spec.inputs, spec.outputs, {"run": {}}, {})
 
+    def unfused(self, file: Path) -> tuple[str, ...]:
+        """What was not lowered is said when it is built."""
+        return ()
+
     def compiler(self) -> None:
         """Nothing is compiled before a graph is opened."""
 

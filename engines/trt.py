@@ -28,7 +28,7 @@ from spec_export.engines.trt_build import (
     check_options,
     compile_engine,
 )
-from spec_export.engines.trt_engine import Profile, Scratch, TrtEngine, open_engine
+from spec_export.engines.trt_engine import Profile, Scratch, TrtEngine, deserialized, open_engine
 from spec_export.engines.trt_profiles import profile_shapes, role_profiles
 
 if TYPE_CHECKING:
@@ -176,6 +176,12 @@ class TrtBackend:
     def open_sampling(self, file: Path, spec: SamplingSpec) -> TrtEngine:
         """Open a compiled sampling graph; its one role is called `run`."""
         return self._open(spec, {"run": Profile(file)})
+
+    def unfused(self, file: Path) -> tuple[str, ...]:
+        """Layers of a compiled model whose attention is spelled out."""
+        from spec_export.engines.trt_inspect import unfused_attention
+
+        return unfused_attention(self.api, deserialized(self.api, file))
 
     def _open(self, spec: ModelSpec | SamplingSpec, profiles: Mapping[str, Profile]) -> TrtEngine:
         if self.cannot_run is not None:

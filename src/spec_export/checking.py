@@ -18,9 +18,21 @@ if TYPE_CHECKING:
     from spec_export.runtime.law import LawResult
 
 
-def check(path: Path, threads: int | None, *, law: bool, as_json: bool, quiet: bool) -> bool:
-    """Check a bundle, print what was found; whether it passed."""
-    from spec_export.engines.certify import certify
+_UNCOMPARED = "not compared, its graph is not in the bundle: name it with --exported DIR"
+
+
+def check(
+    path: Path,
+    threads: int | None,
+    *,
+    law: bool,
+    as_json: bool,
+    quiet: bool,
+    exported: Path | None = None,
+    recorded: bool = False,
+) -> bool:
+    """Check a bundle, print what was found, and record it if asked to; whether it passed."""
+    from spec_export.engines.certify import certify, record
     from spec_export.runtime.law import check_law
     from spec_export.runtime.opened import make_backend, open_runtime
 
@@ -28,13 +40,17 @@ def check(path: Path, threads: int | None, *, law: bool, as_json: bool, quiet: b
         return make_backend(built_on.backend, threads or built_on.threads)
 
     with Steps(quiet=quiet or as_json) as steps:
-        found = certify(path, backend_for, steps)
+        found = certify(path, backend_for, steps, exported)
         laws = check_law(open_runtime(path, threads=threads), progress=steps) if law else []
     if as_json:
         shown = to_object(found) | ({"law": [law_object(result) for result in laws]} if law else {})
         print(json.dumps(shown, ensure_ascii=False, allow_nan=False), flush=True)
     else:
         print_rows([*rows(found), *(("law", law_line(result)) for result in laws)])
+    if recorded and found.passed:
+        renamed = record(path, found)
+        if not as_json:
+            print_rows([("recorded", f"the manifest now says so; the bundle's hash is {renamed}")])
     return found.passed and all(result.holds for result in laws)
 
 
@@ -62,6 +78,7 @@ def rows(found: Certificate) -> Rows:
         ("device", device(found.device)),
         ("files", f"{found.files} with the recorded hashes, {size(found.bytes)}"),
         *(("parity", f"{name}: {_engine(result)}") for name, result in found.engines.items()),
+        *(("parity", f"{name}: {_UNCOMPARED}") for name in found.uncompared),
         ("exactness", exactness(found.probed)),
         *(("failed", failure) for failure in found.failures),
     ]
@@ -83,6 +100,7 @@ def _engine(result: Comparison) -> str:
     touched = f", {result.touched} wrote elsewhere" if result.touched else ""
     return (
         f"the engine {agrees} its standard graph, within {result.worst_logit:.2g} (allowed "
-        f"{result.tolerance:.2g}), best token the same in {result.argmax_agreement:.2%}, "
+        f"{result.tolerance:.2g}), caches within {result.worst_cache:.2g} (allowed "
+        f"{result.cache_tolerance:.2g}), best token the same in {result.argmax_agreement:.2%}, "
         f"{result.passes} passes{touched}"
     )

@@ -237,6 +237,8 @@ def _inspect(path: opt.Inspected, as_json: opt.AsJson = False) -> None:
 def _check(
     bundle: opt.BundleIn,
     law: opt.Law = False,
+    exported: opt.ExportedHere = None,
+    record: opt.Record = False,
     threads: opt.Threads = None,
     as_json: opt.AsJson = False,
     quiet: opt.Quiet = False,
@@ -244,7 +246,15 @@ def _check(
     """Hash, compare and probe a bundle here: a certificate."""
     from spec_export.checking import check
 
-    if not check(bundle, threads, law=law, as_json=as_json, quiet=quiet):
+    if not check(
+        bundle,
+        threads,
+        law=law,
+        as_json=as_json,
+        quiet=quiet,
+        exported=exported,
+        recorded=record,
+    ):
         raise typer.Exit(1)
 
 

@@ -200,6 +200,18 @@ Inspected = Annotated[Path, _argument("PATH", "A bundle, an exported directory, 
 Law = Annotated[
     bool, _option("Also test the emitted law of every rule: chi-square over rounds.", "--law")
 ]
+ExportedHere = Annotated[
+    Path | None,
+    _option(
+        "What the bundle was built from: compare engines with it, where the bundle has no graphs.",
+        "--exported",
+        metavar="DIR",
+    ),
+]
+Record = Annotated[
+    bool,
+    _option("Write exactness and device into the manifest; the bundle's hash changes.", "--record"),
+]
 AsJson = Annotated[bool, _option("One JSON object on stdout.", "--json")]
 
 # --- calibrating --------------------------------------------------------------------------------
