@@ -41,13 +41,18 @@ def opened(exported, out) -> OpenedBundle:
     return open_runtime(bundle.path, memory=VerifiedFiles(None))
 
 
+@pytest.fixture(scope="module")
+def narrower(padded_exported, tmp_path_factory) -> OpenedBundle:
+    """The draft has fewer ids than the target."""
+    return opened(padded_exported, tmp_path_factory.mktemp("narrower") / "bundle")
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_draft_with_a_narrower_vocabulary_is_accepted(temperature, padded_exported, tmp_path):
+def test_a_draft_with_a_narrower_vocabulary_is_accepted(temperature, padded_exported, narrower):
     """The target emits ids that the draft has never heard of, and drafting goes on after them."""
     models = read_exported(padded_exported).models
     assert (models["target"].vocabulary, models["draft"].vocabulary) == (PADDED, NARROW)
-    bundle = opened(padded_exported, tmp_path / "bundle")
-    plain, session = Session(bundle), Session(bundle)
+    plain, session = Session(narrower), Session(narrower)
     foreign = 0
     for first in range(12):
         sampling = Sampling(temperature, first)
@@ -58,6 +63,27 @@ def test_a_draft_with_a_narrower_vocabulary_is_accepted(temperature, padded_expo
             expected = trace(plain, [first, 1050], 50, 0)
             assert found.tokens[:50] == expected.tokens[:50]
     assert foreign, "no id above the draft's came up"
+
+
+@pytest.mark.parametrize("rule", ["reject", "block", "invariant"])
+def test_where_the_draft_knows_no_token_that_may_come_the_law_is_the_targets(rule, narrower):
+    """Its q is empty, or NaN where a softmax kernel makes it so: no draft is taken at its word."""
+    allowed = (PADDED - 1, PADDED - 2, PADDED - 3)
+    session, seen, expected, variance = Session(narrower), 0, 0.0, 0.0
+    for seed in range(60):
+        sampling = Sampling(1.0, seed, rule=rule, allowed_tokens=allowed)
+        found = trace(session, [seed % 50, 5], 8, 4, sampling=sampling)
+        for token, row in zip(found.tokens[1:], found.logits[1:], strict=True):
+            weights = np.exp(row[list(allowed)].astype(float))
+            p = float(weights[0] / weights.sum())
+            seen, expected, variance = (
+                seen + (token == allowed[0]),
+                expected + p,
+                variance + p - p * p,
+            )
+    # Given the text before it each is a coin of its own: 5 deviations are one in a million.
+    assert variance > 50
+    assert abs(seen - expected) < 5 * variance**0.5
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
