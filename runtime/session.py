@@ -173,7 +173,8 @@ class Session:
         Args:
             n: drafts wanted, 0 to gamma. It may depend on the text so far, never on what this
                 round draws.
-            then: drafts wanted in the round that follows, if that is certain unless the text ends.
+            then: drafts wanted in the round that follows, where that can be expected; what was
+                begun for nothing is forgotten.
         """
         assert 0 <= n <= self.gamma
         if n == 0 or self.draft is None:

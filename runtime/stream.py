@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from spec_export.engines.errors import RequestError
+from spec_export.runtime.adaptive import GammaChooser, GammaCosts
 from spec_export.runtime.grammar import Grammar
 from spec_export.runtime.opened import OpenedBundle
 from spec_export.runtime.sampling import Sampling
@@ -32,6 +33,7 @@ class Request:
         sampling: how tokens are drawn.
         grammar: what the text has to match, from its first token to its last.
         gamma: drafts per round, 0 (plain) to the built gamma; None: the built gamma.
+        auto: choose the drafts of each round, up to that gamma, by what pays at these costs.
         stop: strings that end the text and are not part of it.
         ignore_end: go on past end tokens.
         fast_plain: steps without drafts run one row, whose bits may differ from a verify pass.
@@ -41,6 +43,7 @@ class Request:
     sampling: Sampling = field(default_factory=Sampling)
     grammar: Grammar | None = None
     gamma: int | None = None
+    auto: GammaCosts | None = None
     stop: tuple[str, ...] = ()
     ignore_end: bool = False
     fast_plain: bool = False
@@ -81,6 +84,10 @@ def generate(session: Session, prompt: Sequence[int], request: Request) -> Itera
     """
     gamma = effective_gamma(session.opened, request)
     plain = plain_role(session.opened, request)
+    if request.auto is not None and len(request.auto.round_ms) < gamma:
+        raise RequestError(
+            f"costs of {len(request.auto.round_ms)} drafts, and rounds have up to {gamma}"
+        )
     if request.max_tokens is not None and request.max_tokens < 1:
         raise RequestError(f"max_tokens={request.max_tokens}: at least 1 is generated")
     return _pieces(session, list(prompt), request, gamma, plain)
@@ -120,6 +127,7 @@ def _pieces(
 ) -> Iterator[Piece]:
     stats = Stats(gamma=gamma, prompt_tokens=len(prompt))
     text = _TextEnd(session, request)
+    chooser = GammaChooser(request.auto, gamma) if request.auto is not None and gamma else None
     started = time.perf_counter()
     grammar = request.grammar
     constraint = None if grammar is None else session.opened.grammar_tokenizer.state(grammar)
@@ -144,10 +152,13 @@ def _pieces(
             return
         started = time.perf_counter()  # what a consumer does between pieces is not decoding
         wanted = limit - stats.emitted
-        n = min(gamma, wanted - 1)
+        n = min(gamma if chooser is None else chooser.n, wanted - 1)
         result = session.round(n, then=n if wanted >= 2 * (n + 1) else None)
         kept, piece, finish = text.take(result, limit - stats.emitted)
         stats.count_round(result.n_draft, result.n_accepted, kept)
+        if chooser is not None:
+            is_cut = kept <= result.n_accepted
+            chooser.count(result.n_draft, result.n_accepted, is_cut=is_cut)
         stats.decode_ms += (time.perf_counter() - started) * 1e3
 
 
