@@ -29,8 +29,8 @@ def check_fits(built: DeviceSpec, compiler: CompilerSpec | None, found: DeviceSp
     if compiler is None or not _differs(built, compiler, found):
         return
     raise BundleError(
-        f"this bundle needs {_needs(built, compiler)}; found here: {_found(found)}. Build it anew "
-        f"on this machine: spec-export build EXPORTED -o BUNDLE --backend {built.backend}"
+        f"this bundle needs {_needs(built, compiler)}; found here: {_found(found)}. "
+        f"{_remedy(built, found)}"
     )
 
 
@@ -57,6 +57,13 @@ def _needs(built: DeviceSpec, compiler: CompilerSpec) -> str:
 def _found(found: DeviceSpec) -> str:
     library = f"{found.backend} {found.version} on {found.machine}"
     return f"{library}, {_NO_GPU if found.gpu is None else _described(found.gpu)}"
+
+
+def _remedy(built: DeviceSpec, found: DeviceSpec) -> str:
+    build = "spec-export build EXPORTED -o BUNDLE --backend"
+    if found.gpu is None:
+        return f"Copy it to such a machine, or build one for this one: {build} onnxruntime"
+    return f"Build it anew on this machine: {build} {built.backend}"
 
 
 def _described(gpu: GpuSpec) -> str:

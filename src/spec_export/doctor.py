@@ -11,10 +11,11 @@ from spec_export.console import print_rows, size
 from spec_export.machine import Facts, Library, System, at_least, look
 
 Rows = list[tuple[str, str]]
-_JETPACK = (7, 2)
+_JETPACK = (7, 2, 2)
+_TENSORRT_11 = "TensorRT 11.4.1 or later, NVIDIA's package for Linux on Arm (SBSA)"
 _NEEDS_JETPACK = (
-    "TensorRT 10.15 or later is needed, which comes with JetPack 7.2; JetPack 6.2 has 10.3 and "
-    "JetPack 7.1 has 10.13"
+    f"TensorRT 10.15 or later is needed. JetPack 6.2 has 10.3 and JetPack 7.1 has 10.13; install "
+    f"JetPack 7.2.2 or later and, on it, {_TENSORRT_11}"
 )
 _EXPORT = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript")
 _BUILD = ("onnx", "onnx-ir")
@@ -140,8 +141,9 @@ def _no_library(facts: Facts, name: str, library: Library) -> str:
         return f"JetPack {facts.jetpack or 'of unknown version'} was found; {_NEEDS_JETPACK}"
     if facts.board:
         return (
-            f"JetPack {facts.jetpack} has it, and this Python does not see it: make the virtual "
-            "environment with --system-site-packages, after apt install python3-libnvinfer"
+            f"JetPack {facts.jetpack} can have it, and this Python does not see it: install "
+            f"{_TENSORRT_11}, with its Python part, and make the virtual environment with "
+            "--system-site-packages"
         )
     return library.reason or "it could not be asked"
 

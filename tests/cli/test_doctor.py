@@ -167,7 +167,7 @@ def test_what_can_be_done_on_each_machine(system, expected):
         (LAPTOP, "build for and run on onnxruntime-cuda", "pip install onnxruntime-gpu"),
         (DATACENTER, "run on tensorrt-rtx", "capability 9.0 is not served; it serves 7.5"),
         (ORIN_62, "build for tensorrt", "JetPack 6.2.1 was found; TensorRT 10.15 or later"),
-        (ORIN_62, "run on tensorrt", "which comes with JetPack 7.2"),
+        (ORIN_62, "run on tensorrt", "install JetPack 7.2.2 or later and, on it, TensorRT 11.4.1"),
         (ORIN_72, "run on tensorrt", "on Orin, compute capability 8.7"),
         (ORIN_72, "run on tensorrt-rtx", "tensorrt-rtx is for x86-64"),
         (ORIN_72, "build for and run on onnxruntime-cuda", "NVIDIA builds it for Jetson"),
