@@ -54,11 +54,16 @@ class AttentionShape:
 def read_pinned(graph: Path, pins: Mapping[str, int]) -> onnx.ModelProto:
     """A graph with symbols of `pins` replaced by numbers; its weights are not loaded."""
     model = onnx.load(str(graph), load_external_data=False)
+    pin(model, pins)
+    return model
+
+
+def pin(model: onnx.ModelProto, pins: Mapping[str, int]) -> None:
+    """Write numbers for symbols, in place."""
     for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param in pins:
                 dim.dim_value = pins[dim.dim_param]
-    return model
 
 
 def attention_shapes(model: onnx.ModelProto) -> frozenset[AttentionShape]:

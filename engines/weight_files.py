@@ -74,7 +74,7 @@ def write_model(model: ir.Model, pending: dict[str, Pending], out: Path) -> int:
                     sink.write(np.ascontiguousarray(block).reshape(-1).view(np.uint8).data)
                 length = sink.tell() - offset
                 total += length
-                if length > _SMALL_BYTES:
+                if length > _SMALL_BYTES or made.dtype.bitwidth < 8:
                     value.const_value = ir.ExternalTensor(
                         data.name,
                         offset,

