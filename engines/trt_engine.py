@@ -8,7 +8,7 @@ device never run at the same time (everything is on one stream), so they share o
 from __future__ import annotations
 
 import mmap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from spec_export.engines.cuda import CudaDevice
 from spec_export.engines.errors import EngineError
 from spec_export.engines.graphs import ModelSpec, SamplingSpec, TensorSpec
 from spec_export.engines.trt_api import TensorRt
+from spec_export.engines.trt_calls import StagedCall, TrtCall
 
 
 @dataclass(frozen=True)
@@ -64,55 +65,6 @@ class Scratch:
         return self._block
 
 
-class TrtCall:
-    """A context with everything set.
-
-    Args:
-        api: the library, for what it says of an error.
-        device: whose stream it runs on.
-        context: the execution context.
-        keep: what the context has the addresses of.
-    """
-
-    def __init__(self, api: TensorRt, device: CudaDevice, context: Any, keep: object) -> None:
-        self._api, self._device, self._execute = api, device, context.execute_async_v3
-        held: list[object] = [context, keep]
-        device.when_gone(self, held.clear)  # a context must outlive what it has enqueued
-
-    def enqueue(self) -> None:
-        """Run once."""
-        if not self._execute(self._device.stream):
-            raise EngineError(f"{self._api.name} {self._api.version} failed: {self._api.reasons()}")
-
-
-class StagedCall:
-    """A call, for buffers that do not lie where the library wants its tensors.
-
-    Args:
-        device: makes the copies.
-        before: (source, target) copied before the call.
-        call: the call.
-        after: (source, target) copied after it.
-    """
-
-    def __init__(
-        self,
-        device: CudaDevice,
-        before: Sequence[tuple[Buffer, Buffer]],
-        call: Call,
-        after: Sequence[tuple[Buffer, Buffer]],
-    ) -> None:
-        self._copy, self._before, self._call, self._after = device.copy, before, call, after
-
-    def enqueue(self) -> None:
-        """Copy in, run once, copy out."""
-        for source, target in self._before:
-            self._copy(source, target)
-        self._call.enqueue()
-        for source, target in self._after:
-            self._copy(source, target)
-
-
 class TrtEngine:
     """A compiled graph: one engine for all roles, or one for each.
 
@@ -133,6 +85,7 @@ class TrtEngine:
         self.inputs: Mapping[str, TensorSpec] = {tensor.name: tensor for tensor in spec.inputs}
         self.outputs: Mapping[str, TensorSpec] = {tensor.name: tensor for tensor in spec.outputs}
         self._roles, self._aliases = role_symbols(spec), aliases_of(spec)
+        self._kernels: Any = None  # compiled for one context, used by the next
         for engine, index in opened.values():
             self._check_tensors(engine)
             scratch.expect(self._memory(engine, index))
@@ -147,8 +100,11 @@ class TrtEngine:
         names = set(_tensors(engine))
         placed = {name: self._placed(name, found[name]) for name in found if name in names}
         block = self._scratch.block(self._memory(engine, index))
-        context = self._context(engine, index, block)
-        self._set(context, role, placed, symbols)
+        try:
+            context = self._context(engine, index, block)
+            self._set(context, role, placed, symbols)
+        except RuntimeError as error:  # of the library's binding
+            raise EngineError(f"role {role}: {error}; {self._api.reasons()}") from error
         call = TrtCall(self._api, self._device, context, (engine, block, placed))
         moved = [name for name, buffer in placed.items() if buffer is not found[name]]
         if not moved:
@@ -176,6 +132,9 @@ class TrtEngine:
             config.set_execution_context_allocation_strategy(user_managed)
             if api.has("graph_strategy"):
                 config.cuda_graph_strategy = module.CudaGraphStrategy.DISABLED
+            if api.has("runtime_cache"):
+                self._kernels = self._kernels or config.create_runtime_cache()
+                config.set_runtime_cache(self._kernels)
             if api.has("kernel_specialization"):
                 eager = module.DynamicShapesKernelSpecializationStrategy.EAGER
                 config.dynamic_shapes_kernel_specialization_strategy = eager

@@ -116,6 +116,7 @@ class FakeEngine:
     fail: set[str] = field(default_factory=set)
     said: list[str] = field(default_factory=list)
     made: list[FakeContext] = field(default_factory=list)
+    caches: list[object] = field(default_factory=list)
 
     @property
     def by_name(self) -> dict[str, Tensor]:
@@ -153,6 +154,8 @@ class FakeEngine:
 
     def create_runtime_config(self) -> Any:
         config = SimpleNamespace(allocation=None)
+        config.create_runtime_cache = lambda: object()
+        config.set_runtime_cache = lambda cache: self.caches.append(cache)
         config.set_execution_context_allocation_strategy = lambda s: setattr(
             config, "allocation", s
         )
@@ -163,6 +166,8 @@ class FakeEngine:
         assert chosen == "user managed", "scratch memory is ours"
         if "context" in self.fail:
             return None
+        if "binding" in self.fail:
+            raise RuntimeError("the binding gave up")
         self.made.append(FakeContext(self))
         return self.made[-1]
 

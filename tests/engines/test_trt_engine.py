@@ -17,14 +17,8 @@ from spec_export.engines.errors import EngineError, SpecExportError
 from spec_export.engines.graphs import ModelSpec, RoleSpec, SamplingSpec, StateSpec, TensorSpec
 from spec_export.engines.passes import allocate_caches, bind_role
 from spec_export.engines.trt_api import load
-from spec_export.engines.trt_engine import (
-    Profile,
-    Scratch,
-    StagedCall,
-    TrtCall,
-    deserialized,
-    open_engine,
-)
+from spec_export.engines.trt_calls import StagedCall, TrtCall
+from spec_export.engines.trt_engine import Profile, Scratch, deserialized, open_engine
 from tests.fake_cudart import FakeCudart
 from tests.fake_trt import (
     Arrays,
@@ -184,6 +178,14 @@ def test_two_sessions_over_one_engine_do_not_meet(toy):
     assert [toy.read(role.buffers["logits"])[0, 0, 0] for role in bound] == [1, 2]
 
 
+def test_kernels_compiled_for_one_context_serve_the_next(toy):
+    engine, caches = toy.open(), allocate_caches(toy.device, SPEC)
+    for role in ("verify", "decode", "verify"):
+        bind_role(toy.device, engine, SPEC, role, caches)
+    found = toy.engines["both"].caches
+    assert len(found) == 3 and len(set(map(id, found))) == 1
+
+
 def test_a_pass_that_fails_says_what_the_library_said(toy):
     engine = toy.open()
     bound = bind_role(toy.device, engine, SPEC, "decode", allocate_caches(toy.device, SPEC))
@@ -321,7 +323,12 @@ def test_a_shape_the_profile_has_not_is_refused(toy):
 
 @pytest.mark.parametrize(
     ("what", "message"),
-    [("context", "no execution context"), ("profile", "refused profile 1"), ("address", "address")],
+    [
+        ("context", "no execution context"),
+        ("profile", "refused profile 1"),
+        ("address", "refused the address of"),
+        ("binding", "role decode: the binding gave up"),
+    ],
 )
 def test_what_the_library_refuses_is_named(what, message, toy):
     engine = toy.open()
