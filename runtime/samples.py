@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from spec_export.engines.errors import RequestError
 from spec_export.runtime.stream import Request
 
 
-def sample_requests(request: Request, count: int) -> list[Request]:
-    """A request for each of several texts after one prompt.
+def sample_requests(request: Request, count: int) -> Iterator[Request]:
+    """A request for each of several texts after one prompt, made when it is asked for.
 
         for each in sample_requests(request, 4):
             text = "".join(piece.text for piece in generate(session, prompt, each))
@@ -27,4 +28,4 @@ def sample_requests(request: Request, count: int) -> list[Request]:
             f"samples={count} at temperature 0, where all of them would be the same text; give a "
             "temperature"
         )
-    return [replace(request, sampling=request.sampling.sample(i)) for i in range(count)]
+    return (replace(request, sampling=request.sampling.sample(i)) for i in range(count))

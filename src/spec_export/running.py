@@ -170,13 +170,16 @@ def read_prompt(given: str | None) -> str:
 
 def parse_bias(given: list[str]) -> dict[int, float]:
     """`ID=BIAS` as typed, by id."""
-    biases = {}
+    biases: dict[int, float] = {}
     for pair in given:
-        token, _, bias = pair.partition("=")
+        named, _, value = pair.partition("=")
         try:
-            biases[int(token)] = float(bias)
+            token, bias = int(named), float(value)
         except ValueError as error:
             raise RequestError(f"--logit-bias {pair}: it is ID=BIAS, such as 42=-100") from error
+        if token in biases:
+            raise RequestError(f"--logit-bias {pair}: token {token} has one already; give one")
+        biases[token] = bias
     return biases
 
 

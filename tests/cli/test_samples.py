@@ -81,9 +81,14 @@ def test_what_cannot_be_is_refused(options, said, cli, tiny_bundle):
 
 def test_requests_differ_in_their_seed_alone():
     request = Request(max_tokens=7, sampling=Sampling(1.0, 5, top_k=3), stop=("a",))
-    requests = sample_requests(request, 3)
+    requests = list(sample_requests(request, 3))
     assert requests[0] == request
     assert [each.sampling for each in requests] == [request.sampling.sample(i) for i in range(3)]
     assert {(each.max_tokens, each.stop) for each in requests} == {(7, ("a",))}
     with pytest.raises(RequestError, match="samples=-1"):
         sample_requests(request, -1)
+
+
+def test_requests_are_made_one_by_one():
+    """A hundred million samples took all memory before the first text."""
+    assert next(sample_requests(Request(sampling=Sampling(1.0, 5)), 10**12)).sampling.seed == 5

@@ -63,6 +63,7 @@ def test_what_is_served_differently_is_said_in_json_too(cli, tiny_ngram_bundle):
         (("--seed", "-1"), "seed"),
         (("--logit-bias", "x=1"), "ID=BIAS"),
         (("--logit-bias", "99999=1"), "99999"),
+        (("--logit-bias", "5=1", "--logit-bias", "5=2"), "token 5 has one already"),
         (("--logprobs", "3"), "--logprobs N is shown with --json"),
         (("--allow", "70", "--ban", "70"), "no token is left"),
         (("--regex", "("), "regex"),
