@@ -410,10 +410,12 @@ def test_each_call_exists_in_the_installed_library():
         "config": module.IRuntimeConfig,
         "module": module,
     }
-    source = (Path(__file__).resolve().parents[2] / "engines/trt_engine.py").read_text("utf-8")
+    folder = Path(__file__).resolve().parents[2] / "engines"
+    names = ("trt_engine.py", "trt_calls.py")
+    source = "\n".join((folder / name).read_text("utf-8") for name in names)
     used = {
         (node.value.id, node.attr)
-        for node in ast.walk(ast.parse(source))
+        for node in ast.walk(ast.parse(source.replace("from __future__ import annotations", "")))
         if isinstance(node, ast.Attribute)
         and isinstance(node.value, ast.Name)
         and node.value.id in owners
