@@ -108,17 +108,26 @@ def calibrate(
     )
 
 
-def check_task(opened: OpenedBundle, task: Task) -> None:
-    """Refuse before any work what cannot be calibrated.
+def check_bundle(opened: OpenedBundle) -> None:
+    """Refuse a bundle in which there is nothing to choose.
 
     Raises:
-        RequestError: there is no draft, or too little to measure on.
+        RequestError: it has no draft.
     """
     if not opened.manifest.gammas:
         raise RequestError(
             "the bundle was made without a draft, so there is nothing to choose; export the target "
             "again with `--draft`"
         )
+
+
+def check_task(opened: OpenedBundle, task: Task) -> None:
+    """Refuse before any work what cannot be calibrated.
+
+    Raises:
+        RequestError: there is no draft, or too little to measure on.
+    """
+    check_bundle(opened)
     if len(task.prompts) < 2:
         raise RequestError(f"{len(task.prompts)} prompt; at least 2 are needed for an interval")
     longest = opened.manifest.max_len - 1
@@ -199,7 +208,7 @@ def advise(
     if best.speedup.value > 1 and measured.value > 1:
         limit = "" if least is None else f"; do not speculate below alpha {least:.2f}"
         doubt = min(best.speedup.low, measured.low)
-        unsure = "" if doubt > 1 else "; no gain is within the spread"
+        unsure = "" if doubt > 1 else "; the spread includes a loss"
         return Advice(best.gamma, f"gamma {best.gamma}: {found}{limit}{unsure}")
     reached = "no draft was tested" if alpha is None else f"alpha is {alpha.value:.2f}"
     needed = (

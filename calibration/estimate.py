@@ -152,9 +152,18 @@ def alpha_by_position(
 def alpha_by_category(
     texts: Mapping[str, Sequence[Sequence[RecordedRound]]], confidence: float = CONFIDENCE
 ) -> dict[str, Interval]:
-    """Alpha of each category of texts that tested a draft."""
-    found = {name: alpha_of(group, confidence) for name, group in texts.items()}
-    return {name: alpha for name, alpha in found.items() if alpha is not None}
+    """Alpha of each category of texts that tested a draft.
+
+    A category has few texts, often two, which say next to nothing of how much texts differ. All
+    categories are taken to be alike in that, and share one design effect.
+    """
+    tested = {
+        name: [trials for trials in map(trials_of, group) if trials.tested]
+        for name, group in texts.items()
+    }
+    groups = {name: group for name, group in tested.items() if group}
+    effect = _design_effect(list(groups.values()), confidence)
+    return {name: _share(group, effect, confidence) for name, group in groups.items()}
 
 
 def share_of(clusters: Sequence[Trials], confidence: float = CONFIDENCE) -> Interval | None:
@@ -162,25 +171,33 @@ def share_of(clusters: Sequence[Trials], confidence: float = CONFIDENCE) -> Inte
     used = [cluster for cluster in clusters if cluster.tested]
     if not used:
         return None
-    total = sum(used, Trials(0, 0))
-    share = total.accepted / total.tested
-    effective = total.tested / _design_effect(used, share, confidence)
+    return _share(used, _design_effect([used], confidence), confidence)
+
+
+def _share(clusters: Sequence[Trials], effect: float, confidence: float) -> Interval:
+    total = sum(clusters, Trials(0, 0))
+    share, effective = total.accepted / total.tested, total.tested / effect
     found = wilson(share * effective, effective, confidence)
     return Interval(share, min(share, found.low), max(share, found.high))
 
 
-def _design_effect(clusters: Sequence[Trials], share: float, confidence: float) -> float:
-    """How many times more variable than binomial trials the clusters are, and 1 at least.
+def _design_effect(groups: Sequence[Sequence[Trials]], confidence: float) -> float:
+    """How many times more variable than binomial trials clusters are in their group; 1 at least.
 
-    The variance of a ratio of sums over k clusters is k/(k-1) sum (a_i - share n_i)^2 / n^2.
+    The variance of a ratio of sums over k clusters is k/(k-1) sum (a_i - share n_i)^2 / n^2, and of
+    binomial trials share (1 - share) / n. Over g groups k - g takes the place of k - 1.
     """
-    count, tested = len(clusters), sum(cluster.tested for cluster in clusters)
-    if count < 2 or not 0 < share < 1:
+    count, residuals, binomial = sum(map(len, groups)), 0.0, 0.0
+    for group in groups:
+        total = sum(group, Trials(0, 0))
+        share = total.accepted / total.tested
+        residuals += math.fsum((c.accepted - share * c.tested) ** 2 for c in group)
+        binomial += total.tested * share * (1 - share)
+    freedom = count - len(groups)
+    if freedom < 1 or not binomial:
         return 1.0
-    residuals = math.fsum((c.accepted - share * c.tested) ** 2 for c in clusters)
-    effect = count / (count - 1) * residuals / (tested * share * (1 - share))
-    few = student_t(confidence, count - 1) / NormalDist().inv_cdf((1 + confidence) / 2)
-    return max(1.0, effect * few**2)
+    few = student_t(confidence, freedom) / NormalDist().inv_cdf((1 + confidence) / 2)
+    return max(1.0, count / freedom * residuals / binomial * few**2)
 
 
 def student_t(confidence: float, freedom: int) -> float:

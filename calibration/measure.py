@@ -103,6 +103,7 @@ def measure(
     if len(texts) == total:
         return texts
     progress(_STEP, len(texts), total)
+    write_whole(state_file, to_json(_state(opened, device, task, texts)))  # or fail before any work
     session = Session(opened)
     kv_len = min(task.kv_len, opened.manifest.max_len - opened.manifest.gamma - 2)
     timer = PartsTimer(opened, kv_len, greedy=task.sampling.temperature == 0)

@@ -39,8 +39,11 @@ def html(profile: Profile) -> str:
         [
             ("Speed-up over the fastest plain decoding", svg_chart.draw(_speedup_chart(profile))),
             ("By gamma", html_report.table(Table(_HEAD, rows, best))),
-            ("Drafts that are reached at a position and accepted", _positions(profile)),
-            ("Acceptance by category", html_report.bars(_acceptance_bars(profile))),
+            ("Rounds that accept at least so many drafts", _positions(profile)),
+            (
+                "Share of tested drafts that were accepted",
+                html_report.bars(_acceptance_bars(profile)),
+            ),
             ("Time of a target pass by its rows", svg_chart.draw(_width_chart(profile))),
             ("Milliseconds, median (quartiles)", html_report.bars(_time_bars(profile))),
             ("What this rests on", html_report.remarks(remarks(profile))),

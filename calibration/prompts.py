@@ -50,27 +50,41 @@ def read_prompts(path: Path) -> list[Prompt]:
     return [Prompt(_UNNAMED, line.strip()) for _, line in lines]
 
 
+def fitting_prompts(opened: OpenedBundle) -> tuple[list[Prompt], list[list[int]]]:
+    """The default prompts that leave room for a round in the context, with their ids."""
+    prompts, longest = default_prompts(), _longest(opened)
+    encoded = [_encode(opened, prompt) for prompt in prompts]
+    fits = [n for n, ids in enumerate(encoded) if len(ids) <= longest]
+    return [prompts[n] for n in fits], [encoded[n] for n in fits]
+
+
 def encode_prompts(opened: OpenedBundle, prompts: list[Prompt]) -> list[list[int]]:
     """Ids of prompts, as a user's turn where the bundle has a chat template.
 
     Raises:
         RequestError: one leaves no room for a round in the context.
     """
-    manifest = opened.manifest
-    is_chat = manifest.text.chat_template is not None
-    longest = manifest.max_len - manifest.gamma - 2
-    encoded = []
+    longest, encoded = _longest(opened), []
     for number, prompt in enumerate(prompts, start=1):
-        message = [{"role": "user", "content": prompt.text}]
-        ids = opened.text.encode_chat(message) if is_chat else opened.text.encode(prompt.text)
+        ids = _encode(opened, prompt)
         if len(ids) > longest:
             raise RequestError(
                 f"prompt {number} ({prompt.text[:30]!r}...) has {len(ids)} tokens; the bundle's "
-                f"context of {manifest.max_len} leaves room for {longest} and a round: shorten it, "
-                "or rebuild with a larger `--max-len`"
+                f"context of {opened.manifest.max_len} leaves room for {longest} and a round: "
+                "shorten it, or rebuild with a larger `--max-len`"
             )
         encoded.append(ids)
     return encoded
+
+
+def _longest(opened: OpenedBundle) -> int:
+    return opened.manifest.max_len - opened.manifest.gamma - 2
+
+
+def _encode(opened: OpenedBundle, prompt: Prompt) -> list[int]:
+    if opened.manifest.text.chat_template is None:
+        return opened.text.encode(prompt.text)
+    return opened.text.encode_chat([{"role": "user", "content": prompt.text}])
 
 
 def _read(path: Path) -> str:

@@ -19,7 +19,7 @@ class Line:
     """Points joined by a line, or alone.
 
     Attributes:
-        name: shown beside the last point where a chart has several lines.
+        name: shown above the chart where it has several lines.
         points: (x, y), finite, x ascending.
         style: class of the page's style: `first`, `second` or `third`.
         joined: draw the line between them.
@@ -64,7 +64,8 @@ def draw(chart: Chart) -> str:
         *_grid(chart, across, up),
     ]
     for line in chart.lines:
-        parts += _line(line, across, up, named=len(chart.lines) > 1)
+        parts += _line(line, across, up)
+    parts += _key(chart.lines) if len(chart.lines) > 1 else []
     if chart.marked is not None:
         x, y, text = chart.marked
         parts.append(f'<circle class="marked" cx="{across(x)}" cy="{up(y)}" r="7"/>')
@@ -115,7 +116,7 @@ def _grid(chart: Chart, across: _Scale, up: _Scale) -> list[str]:
     return parts
 
 
-def _line(line: Line, across: _Scale, up: _Scale, *, named: bool) -> list[str]:
+def _line(line: Line, across: _Scale, up: _Scale) -> list[str]:
     places = [(across(x), up(y)) for x, y in line.points]
     parts = []
     if line.joined:
@@ -127,9 +128,17 @@ def _line(line: Line, across: _Scale, up: _Scale, *, named: bool) -> list[str]:
             f'<circle class="{line.style}" cx="{x}" cy="{y}" r="3">'
             f"<title>{escape(hint)}</title></circle>"
         )
-    if named:
-        x, y = places[-1]
-        parts.append(_text(x, y - 8, line.name, "end"))
+    return parts
+
+
+def _key(lines: Sequence[Line]) -> list[str]:
+    """Which line is which, above the plot at the right."""
+    parts, right = [], float(_WIDTH - _RIGHT)
+    for line in reversed(lines):
+        parts.append(_text(right, 14, line.name, "end"))
+        start = right - 7 * len(line.name) - 10
+        parts.append(f'<circle class="{line.style}" cx="{start}" cy="10" r="4"/>')
+        right = start - 16
     return parts
 
 

@@ -40,13 +40,14 @@ def calibrate_bundle(
         StorageError: the profile or the report cannot be written.
     """
     from spec_export.calibration import profile_report
-    from spec_export.calibration.calibrate import calibrate, check_task
+    from spec_export.calibration.calibrate import calibrate, check_bundle, check_task
     from spec_export.calibration.profile import PROFILE_FILE, write_profile
     from spec_export.runtime.opened import make_backend, open_runtime
 
     _check_memory(bundle)
     with Steps(quiet=quiet or as_json, animated=False) as steps:
         opened = open_runtime(bundle, threads=options.threads, progress=steps)
+        check_bundle(opened)
         task = _task(opened, options)
         check_task(opened, task)
         built_on = opened.manifest.device
@@ -69,11 +70,14 @@ def calibrate_bundle(
 
 def _task(opened: OpenedBundle, options: CalibrateOptions) -> Task:
     from spec_export.calibration.measure import Task
-    from spec_export.calibration.prompts import default_prompts, encode_prompts, read_prompts
+    from spec_export.calibration.prompts import encode_prompts, fitting_prompts, read_prompts
     from spec_export.runtime import Sampling
 
-    prompts = default_prompts() if options.prompts is None else read_prompts(options.prompts)
-    ids = encode_prompts(opened, prompts)
+    if options.prompts is None:
+        prompts, ids = fitting_prompts(opened)
+    else:
+        prompts = read_prompts(options.prompts)
+        ids = encode_prompts(opened, prompts)
     sampling = Sampling(options.temperature, options.seed)
     return Task(tuple(prompts), tuple(map(tuple, ids)), options.tokens, sampling)
 

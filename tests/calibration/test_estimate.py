@@ -139,6 +139,22 @@ def test_categories_and_what_was_never_tested():
     assert alpha_by_position([ours], 3)[2] is None
 
 
+def test_categories_share_how_much_texts_differ():
+    """Two texts that happen to agree, or not, would make an interval of nothing or of all."""
+
+    def text(accepted: int) -> list[RecordedRound]:
+        return [RecordedRound(1, int(n < accepted), 1 + int(n < accepted)) for n in range(100)]
+
+    found = alpha_by_category(
+        {"even": [text(50), text(50)], "uneven": [text(30), text(70)], "more": [text(55), text(65)]}
+    )
+    even, uneven = found["even"], found["uneven"]
+    assert even.value == uneven.value == 0.5
+    assert even.high - even.low == pytest.approx(uneven.high - uneven.low)
+    alone = alpha_of([text(50), text(50)])
+    assert alone is not None and alone.high - alone.low < even.high - even.low < 0.8
+
+
 # Coverage over 2,000 simulations has a standard error of 0.5 % at 95 %; 4 of them are 2 %.
 SIMULATIONS, SLACK = 2_000, 0.02
 

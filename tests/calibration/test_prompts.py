@@ -10,12 +10,19 @@ from spec_export.calibration.prompts import (
     Prompt,
     default_prompts,
     encode_prompts,
+    fitting_prompts,
     read_prompts,
 )
 from spec_export.engines.errors import RequestError
 
 
-def test_the_default_prompts_are_several_of_several_kinds(open_once, tiny_bundle):
+def test_default_prompts_that_do_not_fit_a_context_are_left_out(open_once, tiny_bundle):
+    prompts, ids = fitting_prompts(open_once(tiny_bundle))
+    assert 2 <= len(prompts) < len(default_prompts())
+    assert len(prompts) == len(ids) and max(map(len, ids)) <= 122
+
+
+def test_the_default_prompts_are_several_of_several_kinds():
     prompts = default_prompts()
     kinds = [prompt.category for prompt in prompts]
     assert len(set(kinds)) >= 5 and all(kinds.count(kind) >= 2 for kind in kinds)

@@ -1,0 +1,156 @@
+"""Measuring the tiny pair: what is counted is what was decoded, and what is done stays done."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from spec_export.calibration import measure as measuring
+from spec_export.calibration.calibrate import calibrate, check_task, widths_of
+from spec_export.calibration.estimate import trials_of
+from spec_export.calibration.evidence import accept, target_pass
+from spec_export.calibration.measure import Task, decode_rounds, measure, race
+from spec_export.calibration.parts import PartsTimer
+from spec_export.calibration.prompts import Prompt, encode_prompts
+from spec_export.engines.errors import RequestError
+from spec_export.runtime import OpenedBundle, Request, Sampling, Session, Stats, generate
+from spec_export.runtime.opened import make_backend
+
+TEXTS = ("In the beginning", "And it came to pass", "The king said unto", "Now these are the names")
+
+
+def task_of(opened: OpenedBundle, tokens: int = 24, **sampling: float) -> Task:
+    prompts = [Prompt(("a", "b")[n % 2], text) for n, text in enumerate(TEXTS)]
+    ids = tuple(map(tuple, encode_prompts(opened, prompts)))
+    return Task(tuple(prompts), ids, tokens, Sampling(**sampling))
+
+
+@pytest.fixture
+def opened(open_once, tiny_bundle):
+    return open_once(tiny_bundle)
+
+
+@pytest.fixture
+def device(opened):
+    return make_backend("onnxruntime", opened.manifest.device.threads).describe()
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "seed": 3}])
+def test_rounds_are_those_of_the_text_that_is_generated(opened, sampling):
+    """Counts of calibration and of generation agree, but for rounds that a limit shortens."""
+    session, task = Session(opened), task_of(opened, 40, **sampling)
+    for ids in task.ids:
+        rounds = decode_rounds(session, ids, task)
+        request = Request(max_tokens=None, sampling=task.sampling)
+        stats, emitted = Stats(gamma=0), 1 + sum(r.kept for r in rounds)
+        for piece in generate(session, ids, request):
+            stats = piece.stats
+            if stats.emitted >= emitted:
+                break
+        trials = trials_of(r.recorded for r in rounds)
+        assert (trials.accepted, trials.rejected) == (stats.accepted, stats.rejections)
+        assert len(rounds) == stats.rounds + stats.plain_steps
+
+
+def test_every_part_of_a_round_is_timed(opened):
+    timer = PartsTimer(opened, 20, greedy=True)
+    found = timer.turn(3)
+    wanted = {target_pass(m) for m in (1, 2, 5)} | {accept(5), "propose"}
+    assert set(found) == wanted | {"draft catch_up", "draft step"}
+    assert all(len(times) == 3 and min(times) > 0 for times in found.values())
+    drawn = PartsTimer(opened, 20, greedy=False)
+    assert accept(5) not in drawn.names, "which graphs draw depends on the request"
+
+
+def test_an_interrupted_measurement_goes_on_where_it_stopped(opened, device, tmp_path, monkeypatch):
+    """Interrupted after the second text: the first two are not decoded again."""
+    task, state = task_of(opened), tmp_path / "state"
+    real, decoded = measuring.decode_rounds, []
+
+    def counting(session, ids, task):
+        decoded.append(ids)
+        if len(decoded) == 4:  # the first is the warm-up
+            raise KeyboardInterrupt
+        return real(session, ids, task)
+
+    monkeypatch.setattr(measuring, "decode_rounds", counting)
+    with pytest.raises(KeyboardInterrupt):
+        measure(opened, device, task, state)
+    decoded.clear()
+    monkeypatch.setattr(measuring, "decode_rounds", lambda *a: decoded.append(a[1]) or real(*a))
+    texts = measure(opened, device, task, state)
+    assert [text.category for text in texts] == ["a", "b", "a", "b"]
+    assert decoded[1:] == list(task.ids[2:])
+    assert measure(opened, device, task, state) == texts, "nothing is left to do"
+
+
+@pytest.mark.parametrize("change", ["tokens", "prompts", "device", "sampling", "garbage"])
+def test_what_was_measured_of_something_else_is_not_taken_up(opened, device, tmp_path, change):
+    task, state = task_of(opened, 8), tmp_path / "state"
+    measure(opened, device, task, state)
+    if change == "tokens":
+        task = dataclasses.replace(task, tokens=9)
+    elif change == "prompts":
+        task = dataclasses.replace(task, prompts=(*task.prompts[:3], Prompt("a", "another")))
+    elif change == "sampling":
+        task = dataclasses.replace(task, sampling=Sampling(0.5, 1))
+    elif change == "device":
+        device = dataclasses.replace(device, processor="another")
+    else:
+        state.write_bytes(b"\xff{")
+    assert measuring._resume(state, opened, device, task) == []
+
+
+def test_a_race_decodes_as_many_tokens_both_ways(opened):
+    for found in race(Session(opened), task_of(opened), 2):
+        assert found.tokens >= 1
+        assert found.speculative_ms > 0 and found.plain_ms > 0
+
+
+def test_a_calibration_of_a_draft_that_is_the_target(open_once, build_tiny, tmp_path):
+    """Alpha is 1, and a draft as slow as its target never pays: the advice is not to."""
+    opened = open_once(build_tiny("self"))
+    device = make_backend("onnxruntime", opened.manifest.device.threads).describe()
+    profile = calibrate(opened, device, task_of(opened), tmp_path / "state")
+    assert profile.acceptance.alpha is not None
+    assert profile.acceptance.alpha.value == 1.0
+    assert profile.bundle_sha256 == opened.bundle.sha256
+    assert len(profile.forecasts) == 4
+    best = max(profile.forecasts, key=lambda found: found.speedup.value)
+    assert profile.measured_gamma == best.gamma
+    assert [f.tokens_a_pass for f in profile.forecasts] == pytest.approx([2, 3, 4, 5])
+
+
+def test_look_up_is_calibrated_too(open_once, tiny_ngram_bundle, tmp_path):
+    opened = open_once(tiny_ngram_bundle)
+    device = make_backend("onnxruntime", opened.manifest.device.threads).describe()
+    profile = calibrate(opened, device, task_of(opened, 60), tmp_path / "state")
+    assert profile.times.step is None and profile.times.propose is None
+    assert profile.acceptance.passes >= profile.acceptance.passes_with_drafts
+
+
+def test_widths_of_a_bundle_with_several_verify_passes(open_once, tmp_path, tiny_exported):
+    from spec_export.engines.build import BuildOptions, build_bundle
+    from spec_export.engines.ort import OrtBackend
+
+    options = BuildOptions(gamma=4, narrower=(1, 2), max_len=64, chunk=32)
+    bundle = build_bundle(tiny_exported("pair"), tmp_path / "bundle", OrtBackend(), options)
+    opened = open_once(bundle.path)
+    widths = widths_of(opened)
+    assert widths.gammas == (1, 2, 4)
+    assert (widths.plain_rows, widths.fastest_rows) == (2, 1)
+    assert [widths.rows(n) for n in (1, 2, 3, 4)] == [2, 3, 5, 5]
+    assert {target_pass(m) for m in (1, 2, 3, 5)} <= set(PartsTimer(opened, 9, greedy=True).names)
+
+
+def test_what_cannot_be_calibrated_is_refused_before_any_work(opened, open_once, tiny_plain_bundle):
+    with pytest.raises(RequestError, match="without a draft"):
+        check_task(open_once(tiny_plain_bundle), task_of(opened))
+    for tokens in (1, 7, 128, 10**9):
+        with pytest.raises(RequestError, match="--tokens"):
+            check_task(opened, task_of(opened, tokens))
+    one = task_of(opened)
+    one = dataclasses.replace(one, prompts=one.prompts[:1], ids=one.ids[:1])
+    with pytest.raises(RequestError, match="at least 2"):
+        check_task(opened, one)

@@ -1,0 +1,98 @@
+"""`calibrate` on the command line. Times of a tiny pair mean nothing, so none is looked at."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from spec_export.calibration.profile import read_profile, why_unusable
+from spec_export.runtime.opened import make_backend
+
+LINES = "In the beginning\nAnd it came to pass\nThe king said\n"
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    file = tmp_path / "prompts.txt"
+    file.write_text(LINES)
+    return file
+
+
+def test_calibrate_writes_a_profile_and_says_what_it_advises(
+    cli, tiny_bundle, tmp_path, prompts, open_once
+):
+    out, report = tmp_path / "p.json", tmp_path / "p.html"
+    called = cli(
+        *("calibrate", tiny_bundle, "--prompts", prompts, "--tokens", 16),
+        *("-o", out, "--report", report),
+    )
+    assert called.code == 0, called.err
+    profile, opened = read_profile(out), open_once(tiny_bundle)
+    device = make_backend("onnxruntime", opened.manifest.device.threads).describe()
+    assert why_unusable(profile, opened.bundle.sha256, device) is None
+    assert " ".join(called.out.split()).startswith(profile.reason)
+    assert profile.reason[1:] in report.read_text()
+    assert profile.setting.prompts == 3 and profile.setting.tokens == 16
+    assert not list(tmp_path.glob("*.partial")) and not (tiny_bundle / "profile.json").exists()
+
+
+def test_calibrate_as_json_and_quietly(cli, tiny_bundle, tmp_path, prompts):
+    given = ("calibrate", tiny_bundle, "--prompts", prompts, "--tokens", 8, "-o", tmp_path / "p")
+    called = cli(*given, "--json", "--temperature", 0.7, "--seed", 5)
+    assert called.out.count("\n") == 1
+    found = json.loads(called.out)
+    assert (found["setting"]["temperature"], found["setting"]["seed"]) == (0.7, 5)
+    called = cli(*given, "--quiet")
+    assert called.out.count("\n") == 1 and called.err == ""
+    assert called.out.strip() == read_profile(tmp_path / "p").reason
+
+
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [
+        (b"", "has no prompts"),
+        (b"\xff\xfe", "not UTF-8"),
+        (b"word " * 500 + b"\nshort\n", "leaves room for"),
+        (b"only one\n", "at least 2"),
+    ],
+)
+def test_calibrate_refuses_prompts_it_cannot_use(cli, tiny_bundle, prompts, content, word):
+    prompts.write_bytes(content)
+    assert word in cli("calibrate", tiny_bundle, "--prompts", prompts).refused()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (("--tokens", 2), "--tokens 2"),
+        (("--temperature", -1), "temperature"),
+        (("--prompts", "nowhere.txt"), "cannot be read"),
+    ],
+)
+def test_calibrate_refuses_numbers_that_mean_nothing(cli, tiny_bundle, arguments, word):
+    assert word in cli("calibrate", tiny_bundle, *arguments).refused()
+
+
+def test_calibrate_refuses_a_bundle_without_drafts_and_what_is_no_bundle(
+    cli, tiny_plain_bundle, tmp_path
+):
+    assert "without a draft" in cli("calibrate", tiny_plain_bundle).refused()
+    assert "not a bundle" in cli("calibrate", tmp_path).refused()
+
+
+def test_calibrate_refuses_what_does_not_fit_before_it_opens_anything(
+    cli, tiny_bundle, monkeypatch
+):
+    monkeypatch.setattr("spec_export.calibration.devices.available_bytes", lambda: 50_000_000)
+    monkeypatch.setattr(
+        "spec_export.runtime.opened.open_runtime", lambda *_, **__: pytest.fail("opened")
+    )
+    assert "this machine has" in cli("calibrate", tiny_bundle).refused()
+
+
+def test_calibrate_refuses_a_profile_it_cannot_write(cli, tiny_bundle, tmp_path, prompts):
+    """Before any work: the measurement itself is kept beside the profile."""
+    out = tmp_path / "no" / "p.json"
+    called = cli("calibrate", tiny_bundle, "--prompts", prompts, "--tokens", 8, "-o", out)
+    assert "could not be written" in called.refused()
