@@ -1,0 +1,116 @@
+"""TensorRT on the command line, on a machine without a GPU."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from spec_export.engines.bundle import VerifiedFiles, open_bundle
+from spec_export.engines.certify import Certificate, record
+from spec_export.engines.errors import BundleError
+
+pytest.importorskip("tensorrt_rtx", reason="tensorrt_rtx is for x86-64 Linux")
+SMALL = ("--max-len", "64", "--chunk", "16", "--gamma", "2")
+RTX = ("--backend", "tensorrt-rtx")
+
+
+@pytest.fixture(scope="module")
+def built(tiny_pair_exported, tmp_path_factory) -> Path:
+    """A bundle built by the command from a float32 directory."""
+    out = tmp_path_factory.mktemp("cli") / "bundle"
+    command = [sys.executable, "-m", "spec_export.cli", "build", str(tiny_pair_exported), *RTX]
+    done = subprocess.run(
+        [*command, *SMALL, "-o", str(out)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    for word in ("device memory: about", "unprobed", "compute capability 8.0", "--record"):
+        assert word in done.stdout + done.stderr
+    return out
+
+
+def test_inspect_shows_what_it_is_for(cli, built):
+    shown = cli("inspect", built).out
+    for word in ("tensorrt-rtx", "compute capability 8.0, 8.6, 8.9, 12.0, 12.1", "float16"):
+        assert word in shown
+    described = json.loads(cli("inspect", built, "--json").out)
+    assert described["engines"]["target"]["attentions"] == 4
+    assert described["exactness"]["kind"] == "unprobed"
+
+
+@pytest.mark.parametrize("command", [("run", "--prompt", "hi"), ("check",)])
+def test_without_a_gpu_it_says_so_in_one_sentence(cli, built, command):
+    name, *options = command
+    called = cli(name, built, *options)
+    assert called.code == 2
+    (line,) = called.err.strip().splitlines()
+    for word in ("tensorrt-rtx", "compute capability", "no GPU", "spec-export build"):
+        assert word in line
+
+
+def test_a_cut_engine_is_found_before_a_library_sees_it(cli, built, tmp_path):
+    copy = shutil.copytree(built, tmp_path / "cut")
+    engine = copy / "target" / "model.engine"
+    engine.write_bytes(engine.read_bytes()[:-1000])
+    called = cli("inspect", copy)
+    assert called.code == 2 and "it was cut or altered" in called.err
+
+
+def test_a_manifest_that_lies_about_a_role_is_refused(cli, built, tmp_path):
+    copy = shutil.copytree(built, tmp_path / "lies")
+    manifest = json.loads((copy / "manifest.json").read_text())
+    manifest["models"]["target"]["roles"][0]["rows"] = 17
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    assert "roles is" in cli("inspect", copy).err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ((*RTX, "--compute-capability", "8.7"), ("8.7", "Jetson", "--backend tensorrt")),
+        ((*RTX, "--compute-capability", "9.0"), ("9.0", "7.5, 8.0, 8.6, 8.9, 12.0, 12.1")),
+        ((*RTX, "--workspace", "2GiB"), ("--workspace", "tensorrt-rtx times no kernels")),
+        ((*RTX, "--timing-cache", "t"), ("--timing-cache", "Leave it out")),
+        ((*RTX, "--builder-optimization-level", "3"), ("--builder-optimization-level",)),
+        ((*RTX, "--threads", "2"), ("--threads", "onnxruntime")),
+        ((*RTX, "--dtype", "float32"), ("no fused attention for float32", "--dtype float16")),
+        (("--weights", "int8"), ("--weights is for --backend tensorrt",)),
+        (("--compute-capability", "8.9"), ("--compute-capability is for --backend tensorrt",)),
+        (("--workspace", "1GiB"), ("--workspace is for --backend tensorrt",)),
+        (("--backend", "tensorrt"), ("spec-export[tensorrt]",)),
+    ],
+)
+def test_an_option_of_another_backend_is_refused_by_name(
+    cli, tiny_pair_exported, tmp_path, options, words
+):
+    called = cli("build", tiny_pair_exported, *options, *SMALL, "-o", tmp_path / "bundle")
+    assert called.code == 2
+    for word in words:
+        assert word in called.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_recorded_of_a_check_that_failed(built):
+    bundle = open_bundle(built, VerifiedFiles(None))
+    manifest = bundle.manifest
+    found = Certificate(
+        bundle="bundle",
+        bundle_sha256=bundle.sha256,
+        created="",
+        built_on=manifest.device,
+        device=manifest.device,
+        files=0,
+        bytes=0,
+        engines={},
+        recorded=manifest.exactness,
+        probed=manifest.exactness,
+        uncompared=(),
+        failures=("the attention attend_7 of the target was not fused",),
+    )
+    with pytest.raises(BundleError, match="attend_7"):
+        record(built, found)
+    assert open_bundle(built, VerifiedFiles(None)).sha256 == bundle.sha256
