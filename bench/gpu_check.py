@@ -121,7 +121,8 @@ def find_package(folder: Path) -> None:
 
 def machine() -> tuple[str, dict[str, Any]]:
     """What is here."""
-    from spec_export.machine import System, look
+    from spec_export.machine import look
+    from spec_export.system import System
 
     facts = look(System())
     gpu = facts.gpu.name if facts.gpu else "no GPU"

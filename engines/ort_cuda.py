@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from spec_export.engines.cuda import CudaDevice
 from spec_export.engines.errors import EngineError
 from spec_export.engines.graphs import ModelSpec, SamplingSpec
 from spec_export.engines.host import Recorded
+from spec_export.engines.manifest import DeviceSpec, GpuSpec
 from spec_export.engines.ort import OrtBackend, OrtEngine, open_session
 
 PROVIDER = "CUDAExecutionProvider"
@@ -89,6 +91,14 @@ class OrtCudaBackend(OrtBackend):
     def open_sampling(self, file: Path, spec: SamplingSpec) -> OrtEngine:
         """Open a session for a sampling graph."""
         return self._opened(file, spec)
+
+    def describe(self) -> DeviceSpec:
+        """This processor, this library and the GPU."""
+        found = super().describe()
+        if not isinstance(self.device, CudaDevice):
+            return found
+        gpu = self.device.gpu
+        return replace(found, gpu=GpuSpec(gpu.name, gpu.compute_capability, gpu.driver, gpu.cuda))
 
     def _opened(self, file: Path, spec: ModelSpec | SamplingSpec) -> OrtEngine:
         try:

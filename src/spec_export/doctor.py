@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from spec_export.console import print_rows, size
-from spec_export.machine import Facts, Library, System, at_least, look
+from spec_export.machine import Facts, Library, at_least, look
+from spec_export.system import Gpu, System
 
 Rows = list[tuple[str, str]]
 _JETPACK = (7, 2, 2)
@@ -158,8 +159,11 @@ def _installable(missing: list[str], extra: str) -> str:
 
 
 def _gpu(facts: Facts) -> str:
-    gpu = facts.gpu
-    return "no GPU" if gpu is None else f"{gpu.name}, compute capability {gpu.compute_capability}"
+    return "no GPU" if facts.gpu is None else _described(facts.gpu)
+
+
+def _described(gpu: Gpu) -> str:
+    return f"{gpu.name}, compute capability {gpu.compute_capability}"
 
 
 # --- showing --------------------------------------------------------------------------------------
@@ -174,9 +178,9 @@ def fact_rows(facts: Facts) -> Rows:
     if facts.board:
         shown.append(("board", f"{facts.board}, JetPack {facts.jetpack or 'of unknown version'}"))
         shown.append(("power mode", facts.power_mode or "unknown: nvpmodel -q as root tells it"))
-    if facts.gpu is not None:
-        memory = f", {size(facts.gpu.memory_bytes)}" if facts.gpu.memory_bytes else ""
-        shown.append(("GPU", _gpu(facts) + memory))
+    for number, gpu in enumerate(facts.gpus):
+        memory = f", {size(gpu.memory_bytes)}" if gpu.memory_bytes else ""
+        shown.append((f"GPU {number}", f"{_described(gpu)}{memory}"))
     if not facts.usable_gpu:
         shown.append(("CUDA", facts.gpu_reason))
     if facts.driver or (facts.gpu and facts.gpu.driver):

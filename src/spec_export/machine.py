@@ -6,20 +6,15 @@ one (a file that is no text, a program that hangs) is a fact that is not known, 
 
 from __future__ import annotations
 
-import platform
 import re
-import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import TypeVar
 
-from spec_export.engines.errors import SpecExportError
+from spec_export.system import Gpu, System
 
 T = TypeVar("T")
-_SECONDS = 10  # a program that takes longer is not waited for
 _QUERY = "name,compute_cap,driver_version,memory.total,clocks.sm,clocks.max.sm,clocks.mem"
 # Distributions of a library: from PyPI, and with JetPack or CUDA.
 PACKAGES = {
@@ -35,91 +30,6 @@ PACKAGES = {
 }
 # The JetPack of a Jetson Linux release, where the package that names it is not installed.
 _JETPACKS = {"36.4.3": "6.2", "36.4.4": "6.2.1", "38.2.0": "7.0", "38.4.0": "7.1"}
-
-
-class System:
-    """The machine, as it answers."""
-
-    def read(self, path: str) -> str | None:
-        """A file; None where it cannot be read."""
-        try:
-            return Path(path).read_text(encoding="utf-8", errors="replace").strip("\0\n ")
-        except OSError:
-            return None
-
-    def run(self, *command: str) -> str | None:
-        """What a program prints; None where there is none, it fails, or it hangs."""
-        try:
-            done = subprocess.run(
-                command, capture_output=True, timeout=_SECONDS, check=True, stdin=subprocess.DEVNULL
-            )
-        except (OSError, ValueError, subprocess.SubprocessError):
-            return None
-        return done.stdout.decode(errors="replace").strip()
-
-    def package(self, *names: str) -> str | None:
-        """The version of the first of these distributions that is installed."""
-        for name in names:
-            try:
-                return version(name)
-            except PackageNotFoundError:
-                continue
-        return None
-
-    def cuda_gpu(self) -> tuple[Gpu | None, str]:
-        """The first GPU as CUDA sees it, or why there is none."""
-        from spec_export.engines.cuda_api import find_gpu, load_api
-
-        try:
-            found = find_gpu(load_api())
-        except SpecExportError as error:
-            return None, str(error)
-        gpu = Gpu(found.name, found.compute_capability, found.driver, found.memory_bytes)
-        return gpu, ""
-
-    def providers(self) -> list[str]:
-        """Execution providers of the installed onnxruntime."""
-        import onnxruntime
-
-        return list(onnxruntime.get_available_providers())
-
-    def tensorrt(self, name: str) -> tuple[str | None, list[str], str]:
-        """Version of a TensorRT library and the GPUs it builds for, or why it cannot be used."""
-        from spec_export.engines.trt_api import load
-
-        try:
-            api = load(name)
-        except SpecExportError as error:
-            return None, [], str(error)
-        return api.version, list(api.compute_capabilities()), ""
-
-    def machine(self) -> str:
-        """Instruction set."""
-        return platform.machine()
-
-    def processor(self) -> str:
-        """Name of the processor."""
-        from spec_export.engines.processor import processor_name
-
-        return processor_name()
-
-    def threads(self) -> int:
-        """Processors this process may run on."""
-        import os
-
-        if hasattr(os, "sched_getaffinity"):
-            return len(os.sched_getaffinity(0))
-        return os.cpu_count() or 1
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """A GPU; `driver` is the newest CUDA version it serves, `memory_bytes` all of its memory."""
-
-    name: str
-    compute_capability: str
-    driver: str
-    memory_bytes: int
 
 
 @dataclass(frozen=True)
@@ -151,7 +61,7 @@ class Facts:
         power_mode: of a Jetson, as `nvpmodel` calls it.
         clocks: what can be read of them now, by name.
         driver: version of the NVIDIA driver, where a program tells it.
-        gpu: the first GPU, as CUDA or the driver's own program describes it.
+        gpus: as CUDA or the driver's own program describes them; the first one is used.
         usable_gpu: whether CUDA can be used from here.
         gpu_reason: why it cannot.
         packages: installed version by library.
@@ -169,13 +79,18 @@ class Facts:
     power_mode: str | None
     clocks: dict[str, str]
     driver: str | None
-    gpu: Gpu | None
+    gpus: tuple[Gpu, ...]
     usable_gpu: bool
     gpu_reason: str
     packages: dict[str, str]
     providers: tuple[str, ...]
     tensorrt: dict[str, Library]
     unknown: dict[str, str]
+
+    @property
+    def gpu(self) -> Gpu | None:
+        """The one that is used."""
+        return self.gpus[0] if self.gpus else None
 
 
 class _Asking:
@@ -202,9 +117,9 @@ def look(system: System) -> Facts:
         for name, names in PACKAGES.items()
         if (found := ask(name, partial(_package, system, names), None))
     }
-    no_gpu: tuple[Gpu | None, str] = (None, "it could not be asked")
-    gpu, reason = ask("gpu", lambda: system.cuda_gpu(), no_gpu)
-    untold: tuple[Gpu | None, str | None, dict[str, str]] = (None, None, {})
+    no_gpu: tuple[list[Gpu], str] = ([], "it could not be asked")
+    gpus, reason = ask("gpu", lambda: system.cuda_gpus(), no_gpu)
+    untold: tuple[list[Gpu], str | None, dict[str, str]] = ([], None, {})
     told, driver, clocks = ask("nvidia-smi", partial(_nvidia_smi, system), untold)
     clocks |= ask("clocks", partial(_board_clocks, system), dict[str, str]())
     has_ort = "onnxruntime" in packages
@@ -219,8 +134,8 @@ def look(system: System) -> Facts:
         power_mode=ask("power mode", partial(_power_mode, system), None),
         clocks=clocks,
         driver=driver,
-        gpu=gpu or told,
-        usable_gpu=gpu is not None,
+        gpus=tuple(gpus or told),
+        usable_gpu=bool(gpus),
         gpu_reason=reason,
         packages=packages,
         providers=tuple(
@@ -298,20 +213,24 @@ def _board_clocks(system: System) -> dict[str, str]:
     return found
 
 
-def _nvidia_smi(system: System) -> tuple[Gpu | None, str | None, dict[str, str]]:
-    """The first GPU, the driver and the clocks, as the driver's own program tells them."""
+def _nvidia_smi(system: System) -> tuple[list[Gpu], str | None, dict[str, str]]:
+    """The GPUs, the driver and the first one's clocks, as the driver's own program tells them."""
     told = system.run("nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits")
-    fields = [field.strip() for field in (told or "").split("\n")[0].split(",")]
-    if len(fields) != len(_QUERY.split(",")):
-        return None, None, {}
-    name, capability, driver, memory, clock, highest, memory_clock = fields
-    count = int(memory) * 1024 * 1024 if memory.isdigit() else 0  # shared memory has no number
+    lines = [[field.strip() for field in line.split(",")] for line in (told or "").splitlines()]
+    lines = [fields for fields in lines if len(fields) == len(_QUERY.split(","))]
+    gpus = []
+    for name, capability, _, memory, *_ in lines:
+        count = int(memory) * 1024 * 1024 if memory.isdigit() else 0  # none where it is shared
+        gpus.append(Gpu(name, capability, "", count))
+    if not lines:
+        return [], None, {}
+    _, _, driver, _, clock, highest, memory_clock = lines[0]
     clocks = {}
     if clock.isdigit():
         clocks["gpu"] = f"{clock} MHz" + (f" of {highest}" if highest.isdigit() else "")
     if memory_clock.isdigit():
         clocks["gpu memory"] = f"{memory_clock} MHz"
-    return Gpu(name, capability, "", count), driver, clocks
+    return gpus, driver, clocks
 
 
 def at_least(found: str, wanted: Sequence[int]) -> bool:

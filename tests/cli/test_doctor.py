@@ -8,7 +8,8 @@ import pytest
 
 from spec_export import doctor as doctor_module
 from spec_export.doctor import Ability, doctor, judge
-from spec_export.machine import PACKAGES, Facts, Gpu, System, at_least, look
+from spec_export.machine import PACKAGES, Facts, at_least, look
+from spec_export.system import Gpu, System
 
 NO_GPU = "no NVIDIA driver was found"
 MEMORY = "MemTotal:       30697236 kB\nMemAvailable:   20000000 kB\nSwapTotal:             0 kB"
@@ -46,8 +47,8 @@ class FakeSystem(System):
     def package(self, *names):
         return next((self.packages[name] for name in names if name in self.packages), None)
 
-    def cuda_gpu(self):
-        return (None, self._gpu) if isinstance(self._gpu, str) else (self._gpu, "")
+    def cuda_gpus(self):
+        return ([], self._gpu) if isinstance(self._gpu, str) else ([self._gpu], "")
 
     def providers(self):
         return list(self._providers)
@@ -215,6 +216,13 @@ def test_a_gpu_shows_driver_and_clocks():
     assert facts.clocks == {"gpu": "345 MHz of 1980", "gpu memory": "3201 MHz"}
 
 
+def test_every_gpu_is_shown(capsys):
+    line = "NVIDIA L4, 8.9, 580.65.06, 23034, 300, 2040, 6251"
+    doctor(as_json=False, system=FakeSystem(programs={"nvidia-smi": f"{line}\n{line}"}))
+    shown = capsys.readouterr().out
+    assert "GPU 0" in shown and "GPU 1" in shown and "GPU 2" not in shown
+
+
 def test_a_gpu_that_cuda_cannot_use_is_shown_all_the_same(capsys):
     """Such as one without cuda-python: the driver's own program sees it."""
     system = FakeSystem(
@@ -230,7 +238,7 @@ def test_a_gpu_that_cuda_cannot_use_is_shown_all_the_same(capsys):
 def test_json_holds_the_same(capsys):
     doctor(as_json=True, system=DATACENTER)
     found = json.loads(capsys.readouterr().out)
-    assert found["machine"]["gpu"]["name"] == "NVIDIA H200"
+    assert found["machine"]["gpus"][0]["name"] == "NVIDIA H200"
     assert {a["name"] for a in found["abilities"] if a["can"]} == can(DATACENTER)
 
 

@@ -86,6 +86,15 @@ def test_each_call_has_a_graph_of_its_own(backend):
     assert options.get_run_config_entry("disable_synchronize_execution_providers") == "1"
 
 
+def test_it_describes_the_gpu(backend):
+    assert backend.describe().gpu is None, "ordinary memory is none"
+    device = KeepingDevice(api=CudaApi(FakeCudart()))
+    moved = OrtCudaBackend(1, device=device, provider="CPUExecutionProvider", place=HOST)
+    found = moved.describe()
+    assert found.backend == "onnxruntime-cuda"
+    assert found.gpu is not None and found.gpu.compute_capability == "8.7"
+
+
 def test_a_session_is_opened_on_the_stream_of_the_device(monkeypatch, tmp_path):
     asked = []
     device = KeepingDevice(api=CudaApi(FakeCudart()))
