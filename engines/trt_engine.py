@@ -142,8 +142,9 @@ class TrtEngine:
         else:
             context = engine.create_execution_context(user_managed)
         self._require(context is not None, "made no execution context")
-        chosen = context.set_optimization_profile_async(index, self._device.stream)
-        self._require(chosen, f"refused profile {index}")
+        if engine.num_optimization_profiles:
+            chosen = context.set_optimization_profile_async(index, self._device.stream)
+            self._require(chosen, f"refused profile {index}")
         context.set_device_memory(block.address, block.nbytes)
         return context
 
@@ -232,7 +233,7 @@ def open_engine(
     engines = {file: deserialized(api, file) for file in files}
     for profile in profiles.values():
         count = int(engines[profile.file].num_optimization_profiles)
-        if profile.index >= count:
+        if profile.index >= max(1, count):  # a graph of fixed shapes may have none
             raise EngineError(
                 f"{profile.file.name} has {count} profiles, the manifest names number "
                 f"{profile.index}"
