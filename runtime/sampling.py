@@ -7,10 +7,11 @@ round holds; values are inputs of the graphs. What is off is not in the graphs.
 from __future__ import annotations
 
 import math
+import operator
 import secrets
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -39,9 +40,9 @@ _HIGHEST_SEED = 1 << 63  # of the ones drawn here: short enough to read and to t
 class Sampling:
     """How the tokens of a text are drawn.
 
-    All of it acts on the target and, so that drafts stay good ones, on the draft. At temperature 0
-    the filters have nothing to do (`typical_p` alone could remove the most probable token, and is
-    refused).
+    What is given is copied. All of it acts on the target and, so that drafts stay good ones, on the
+    draft. At temperature 0 the filters have nothing to do (`typical_p` alone could remove the most
+    probable token, and is refused).
 
     Attributes:
         temperature: 0 takes the most probable token, the first of equals.
@@ -87,6 +88,9 @@ class Sampling:
     top_logprobs: int = 0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+        for name in ("allowed_tokens", "banned_tokens"):
+            object.__setattr__(self, name, _token_ids(name, getattr(self, name)))
         _check_values(self)
         given = self.seed is not None
         seed = self.seed if self.seed is not None else secrets.randbelow(_HIGHEST_SEED)
@@ -95,7 +99,12 @@ class Sampling:
         object.__setattr__(self, "rule", self.rule or ("invariant" if given else "reject"))
 
     def sample(self, index: int) -> Sampling:
-        """The same for the `index`-th of several samples of one prompt, with a seed of its own."""
+        """The same for the `index`-th of several samples of one prompt, with a seed of its own.
+
+        Raises:
+            RequestError: `index` is negative.
+        """
+        _within("sample", index, 0, math.inf, whole=True)
         if index == 0:
             return self
         assert self.seed is not None
@@ -228,6 +237,22 @@ def _filters(sampling: Sampling, manifest: Manifest) -> tuple[Filters, ...]:
         wanted = ("top", "any")
     # TensorRT's bundles hold the filters that serve anything, not the quick ones before them.
     return tuple(f for f in wanted if f"filter_{f}.1" in manifest.sampling or f == wanted[-1])
+
+
+def _biases(given: Any) -> dict[int, float]:
+    try:
+        return {operator.index(token): float(bias) for token, bias in given.items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise RequestError(f"logit_bias={given!r:.99}: it has a number for each id") from error
+
+
+def _token_ids(name: str, given: Any) -> frozenset[int] | None:
+    if given is None and name == "allowed_tokens":
+        return None
+    try:
+        return frozenset(operator.index(token) for token in given)
+    except (TypeError, ValueError) as error:
+        raise RequestError(f"{name}={given!r:.99}: it is a collection of ids") from error
 
 
 def _check_values(s: Sampling) -> None:

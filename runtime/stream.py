@@ -37,6 +37,9 @@ class Request:
         stop: strings that end the text and are not part of it.
         ignore_end: go on past end tokens.
         fast_plain: steps without drafts run one row, whose bits may differ from a verify pass.
+
+    Raises:
+        RequestError: a value is of another kind.
     """
 
     max_tokens: int | None = None
@@ -47,6 +50,17 @@ class Request:
     stop: tuple[str, ...] = ()
     ignore_end: bool = False
     fast_plain: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value in (("max_tokens", self.max_tokens), ("gamma", self.gamma)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+                raise RequestError(f"{name}={value!r}: it is a whole number")
+        stop: object = self.stop  # a string would be taken for its letters
+        if not isinstance(stop, tuple | list) or not all(isinstance(text, str) for text in stop):
+            raise RequestError(f"stop={stop!r:.99}: it is a tuple of strings")
+        grammar: object = self.grammar
+        if grammar is not None and not isinstance(grammar, Grammar):
+            raise RequestError(f"grammar={grammar!r:.99}: it is a Grammar")
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import pytest
 from spec_export.engines.errors import RequestError
 from spec_export.engines.graphs import FILTERS
 from spec_export.engines.host import HostDevice
-from spec_export.runtime import OpenedBundle, Sampling, Session
+from spec_export.runtime import OpenedBundle, Request, Sampling, Session
 from spec_export.runtime.call_chains import Fallback
 from spec_export.runtime.sampling import plan_for, remarks
 from tests import weighing
@@ -216,6 +216,8 @@ def test_samples_of_one_prompt_differ_and_come_again(pair) -> None:
     assert len({tuple(text) for text in texts}) == 8
     assert trace(session, prompt, 20, 4, sampling=sampling.sample(3)).tokens == texts[3]
     assert sampling.sample(0) == sampling
+    with pytest.raises(RequestError, match="sample=-1"):
+        sampling.sample(-1)
     assert all(sampling.sample(i).rule == sampling.rule for i in range(8))
 
 
@@ -350,12 +352,48 @@ def test_remarks_say_what_is_served_differently(build_tiny, open_once) -> None:
         ({"logit_bias": dict.fromkeys(range(65), 1.0)}, "logit_bias"),
         ({"seed": -1}, "seed"),
         ({"seed": 1.5}, "seed"),
+        ({"logit_bias": {"5": 1.0}}, "logit_bias"),
+        ({"logit_bias": {5.5: 1.0}}, "logit_bias"),
+        ({"logit_bias": {5: "high"}}, "logit_bias"),
+        ({"logit_bias": [(5, 1.0)]}, "logit_bias"),
+        ({"allowed_tokens": (1.5,)}, "allowed_tokens"),
+        ({"allowed_tokens": "ab"}, "allowed_tokens"),
+        ({"allowed_tokens": 5}, "allowed_tokens"),
+        ({"banned_tokens": None}, "banned_tokens"),
     ],
     ids=str,
 )
 def test_a_value_out_of_range_is_refused_by_name(options: dict, named: str) -> None:
     with pytest.raises(RequestError, match=named):
         Sampling(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"max_tokens": "3"}, "max_tokens"),
+        ({"gamma": True}, "gamma"),
+        ({"stop": "the"}, "stop"),  # was taken for three stops of one letter
+        ({"stop": ("a", 1)}, "stop"),
+        ({"grammar": "[a-z]+"}, "grammar"),
+    ],
+    ids=str,
+)
+def test_a_request_of_another_kind_is_refused_by_name(options: dict, named: str) -> None:
+    with pytest.raises(RequestError, match=named):
+        Request(**options)
+
+
+def test_what_is_given_is_copied() -> None:
+    """A list that changed later changed a request under way; an iterator was empty."""
+    bias, banned = {5: 1.0}, [3]
+    sampling = Sampling(logit_bias=bias, banned_tokens=banned, allowed_tokens=iter((1, 2)))
+    bias[6], banned[0] = 2.0, 4
+    assert (sampling.logit_bias, set(sampling.banned_tokens)) == ({5: 1.0}, {3})
+    assert sampling.allowed_tokens is not None and set(sampling.allowed_tokens) == {1, 2}
+    arrays = Sampling(banned_tokens=np.array([3, 4]), logit_bias={np.int64(5): np.float32(1)})
+    assert (arrays.logit_bias, set(arrays.banned_tokens)) == ({5: 1.0}, {3, 4})
 
 
 @pytest.mark.parametrize(
