@@ -17,7 +17,12 @@ from spec_export.calibration.estimate import (
     alpha_of,
     trials_of,
 )
-from spec_export.calibration.evidence import TextEvidence, pooled_parts, pooled_plain
+from spec_export.calibration.evidence import (
+    TextEvidence,
+    pooled_parts,
+    pooled_plain,
+    replay,
+)
 from spec_export.calibration.forecast import (
     GammaForecast,
     Widths,
@@ -151,7 +156,7 @@ def widths_of(opened: OpenedBundle) -> Widths:
 
 def acceptance_of(texts: Sequence[TextEvidence], gamma: int) -> Acceptance:
     """What became of the drafts."""
-    recorded = [[r.recorded for r in text.rounds] for text in texts]
+    recorded = [replay(text.rounds, gamma) for text in texts]
     categories: dict[str, list[list[RecordedRound]]] = {}
     for text, rounds in zip(texts, recorded, strict=True):
         categories.setdefault(text.category, []).append(rounds)

@@ -1,5 +1,9 @@
 """What a calibration saw, text by text: rounds, plain steps, and the parts a round is made of.
 
+A text is decoded by a round at every one of its tokens, of which only the first token is kept. So
+it is known of every token how many drafts would be accepted there, and the rounds that decoding
+takes with any gamma up to the one measured follow by walking along: no law of acceptance is needed.
+
 Every text carries its own times of everything. So a machine that drifts does so for all of them,
 and leaving a text out (the jackknife of `forecast`) says how much a number depends on which texts
 were seen and when.
@@ -55,7 +59,7 @@ class TextEvidence:
 
     Attributes:
         category: of its prompt.
-        rounds: at the largest gamma the bundle was built for.
+        rounds: begun at each token after the first, at the largest gamma the bundle was built for.
         plain_ms: of each step of the fastest plain decoding after the same prompt.
         parts_ms: times of every part by its name.
     """
@@ -64,6 +68,27 @@ class TextEvidence:
     rounds: tuple[TimedRound, ...]
     plain_ms: tuple[float, ...]
     parts_ms: dict[str, tuple[float, ...]]
+
+
+def replay(rounds: Sequence[TimedRound], gamma: int) -> list[RecordedRound]:
+    """The rounds that decoding the text takes with `gamma` drafts.
+
+    Exact at temperature 0 and with the rule `invariant`, where a text does not depend on drafts. In
+    law for look-up with any rule: a draft is accepted with the chance that the target draws it.
+
+    Args:
+        rounds: begun at each token, with at least `gamma` drafts where there were so many.
+        gamma: drafts a round.
+    """
+    found, at = [], 0
+    while at < len(rounds):
+        begun = rounds[at]
+        n_draft = min(begun.n_draft, gamma)
+        n_accepted = min(begun.n_accepted, n_draft)
+        kept = min(begun.kept, n_accepted + 1)
+        found.append(RecordedRound(n_draft, n_accepted, kept))
+        at += kept
+    return found
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,10 @@
 """From evidence to a choice: predicted speed-up of every gamma, with an interval, and the best.
 
-A pass of a decoded text has `d` drafts (all that were asked for with a drafting model; with look-up
-often none). At a gamma it would have min(d, gamma). It then emits
-
-    1 + r1 (1 + r2 (1 + ...))        Equation 1 of arXiv 2211.17192, with a rate for each position
-
-tokens and takes the draft's passes, a target pass over the narrowest built width, and the rest of a
-round. The speed-up is tokens over time, by those of the fastest plain decoding: Theorem 3.8 with
-measured costs in place of c and 1.
+What a gamma emits is counted, by replaying texts with it (`evidence.replay`). What it takes is put
+together from times of parts: the draft's passes, a target pass over the narrowest built width with
+room for the drafts, and the rest of a round. The speed-up is tokens over time, by those of the
+fastest plain decoding: Theorem 3.8 of arXiv 2211.17192 with measured tokens in place of Equation 1
+and measured costs in place of c and 1.
 """
 
 from __future__ import annotations
@@ -20,17 +17,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from spec_export.calibration import evidence, theory
-from spec_export.calibration.acceptance import chain_tokens
-from spec_export.calibration.estimate import (
-    Interval,
-    student_t,
-    trials_by_position,
-    trials_of,
-)
+from spec_export.calibration.estimate import Interval, student_t
 from spec_export.calibration.evidence import TextEvidence, Times, pooled_parts, pooled_plain
 
 T = TypeVar("T")
-_FEWEST_TRIALS = 30  # of a position, to take its own rate in place of that of all positions
 _CONFIDENCE = 0.95
 _MOST_GROUPS = 20  # left out one at a time; more make the interval no better, only slower
 
@@ -81,9 +71,9 @@ class RoundCosts:
         catch_up: of the draft's first pass in a round.
         step: of every other.
         propose: of choosing a draft's token; 0 like `accept`.
-        host: of what is left of a round.
+        host: of what is left of a round; below 0 where parts take longer alone than in a round.
         plain: of a step of the fastest plain decoding, with all that belongs to it.
-        plain_host: of what is left of such a step beside its pass.
+        plain_host: of what is left of such a step beside its pass; likewise.
     """
 
     target: dict[int, float]
@@ -122,63 +112,42 @@ def round_costs(texts: Sequence[TextEvidence], widths: Widths) -> RoundCosts:
         propose=parts.get(evidence.PROPOSE, 0.0),
         host=0.0,
         plain=plain,
-        plain_host=max(0.0, plain - parts[evidence.target_pass(widths.fastest_rows)]),
+        plain_host=plain - parts[evidence.target_pass(widths.fastest_rows)],
     )
     rests = [
         r.ms - costs.round(r.n_draft, widths) for text in texts for r in text.rounds if r.n_draft
     ]
-    host = max(0.0, statistics.median(rests)) if rests else 0.0
+    host = statistics.median(rests) if rests else 0.0
     return RoundCosts(**{**vars(costs), "host": host})
 
 
-def rates_of(texts: Sequence[TextEvidence], gamma: int) -> tuple[float, ...]:
-    """Acceptance by position; where a position was seldom tested, that of all positions."""
-    recorded = [r.recorded for text in texts for r in text.rounds]
-    total = trials_of(recorded)
-    alpha = total.accepted / total.tested if total.tested else 0.0
-    return tuple(
-        found.accepted / found.tested if found.tested >= _FEWEST_TRIALS else alpha
-        for found in trials_by_position(recorded, gamma)
-    )
-
-
 @dataclass(frozen=True)
-class Fit:
-    """What a prediction needs of some texts.
+class Replayed:
+    """What a gamma does with a text.
 
     Attributes:
-        costs: times of a round's parts.
-        rates: acceptance by position.
-        drafted: target passes by the drafts they had.
-        widths: of the bundle.
+        tokens: emitted after the first.
+        passes: target passes by the drafts they had.
     """
 
-    costs: RoundCosts
-    rates: tuple[float, ...]
-    drafted: Mapping[int, int]
-    widths: Widths
-
-    def predict(self, gamma: int) -> tuple[float, float]:
-        """Tokens and milliseconds of a target pass, passes without drafts included."""
-        passes = sum(self.drafted.values())
-        tokens = ms = 0.0
-        for n_draft, times in self.drafted.items():
-            n = min(n_draft, gamma)
-            tokens += times * chain_tokens(self.rates[:n])
-            ms += times * self.costs.round(n, self.widths)
-        return tokens / passes, ms / passes
-
-    def speedup(self, gamma: int) -> float:
-        """Over the fastest plain decoding."""
-        tokens, ms = self.predict(gamma)
-        return tokens / ms * self.costs.plain
+    tokens: int
+    passes: Mapping[int, int]
 
 
-def fit(texts: Sequence[TextEvidence], widths: Widths) -> Fit:
-    """Summarize texts."""
-    drafted = Counter(r.n_draft for text in texts for r in text.rounds)
-    rates = rates_of(texts, widths.gammas[-1])
-    return Fit(round_costs(texts, widths), rates, drafted, widths)
+def replayed(text: TextEvidence, gamma: int) -> Replayed:
+    """Replay a text."""
+    rounds = evidence.replay(text.rounds, gamma)
+    return Replayed(sum(r.kept for r in rounds), Counter(r.n_draft for r in rounds))
+
+
+def predict(texts: Sequence[Replayed], costs: RoundCosts, widths: Widths) -> tuple[float, float]:
+    """Tokens and milliseconds of a target pass, passes without drafts included."""
+    passes: Counter[int] = Counter()
+    for text in texts:
+        passes.update(text.passes)
+    count = sum(passes.values())
+    tokens = sum(text.tokens for text in texts) / count
+    return tokens, sum(times * costs.round(n, widths) for n, times in passes.items()) / count
 
 
 def forecast(texts: Sequence[TextEvidence], widths: Widths) -> tuple[GammaForecast, ...]:
@@ -188,12 +157,23 @@ def forecast(texts: Sequence[TextEvidence], widths: Widths) -> tuple[GammaForeca
         texts: at least two, with rounds each.
         widths: of the bundle.
     """
-    whole, parts = fit(texts, widths), [fit(group, widths) for group in leave_some_out(texts)]
+    costs = round_costs(texts, widths)
+    without = [round_costs(group, widths) for group in leave_some_out(texts)]
     found = []
     for gamma in range(1, widths.gammas[-1] + 1):
-        speed = jackknife(whole.speedup(gamma), [part.speedup(gamma) for part in parts])
-        found.append(GammaForecast(gamma, *whole.predict(gamma), speed))
+        played = [replayed(text, gamma) for text in texts]
+        tokens, ms = predict(played, costs, widths)
+        others = [
+            _speedup(*predict(group, less, widths), less)
+            for group, less in zip(leave_some_out(played), without, strict=True)
+        ]
+        speed = jackknife(_speedup(tokens, ms, costs), others)
+        found.append(GammaForecast(gamma, tokens, ms, speed))
     return tuple(found)
+
+
+def _speedup(tokens: float, ms: float, costs: RoundCosts) -> float:
+    return tokens / ms * costs.plain
 
 
 def leave_some_out(texts: Sequence[T]) -> list[list[T]]:
@@ -234,13 +214,13 @@ def break_even_alpha(texts: Sequence[TextEvidence], widths: Widths) -> float | N
 
     def verify(rows: int) -> float:
         width = widths.rows(rows - 1)
-        return (costs.target[width] + costs.accept.get(width, 0.0)) / plain
+        return max(0.0, costs.target[width] + costs.accept.get(width, 0.0) + costs.host) / plain
 
     return theory.break_even_alpha(
         theory.Costs(
             cost_ratio=(costs.step + costs.propose) / plain,
             verify_cost=verify,
-            overhead=(max(0.0, costs.catch_up - costs.step) + costs.host) / plain,
+            overhead=max(0.0, costs.catch_up - costs.step) / plain,
         ),
         widths.gammas[-1],
     )

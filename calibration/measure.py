@@ -1,7 +1,8 @@
 """Measure a bundle on the device it will run on, text by text, and take up again where it stopped.
 
-After every prompt: a text with drafts at the largest gamma, steps of the fastest plain decoding,
-and some turns of every part by itself. So all three see the same minutes of the machine.
+After every prompt: a round at every token of a text, at the largest gamma; steps of the fastest
+plain decoding; and some turns of every part by itself. So all three see the same minutes of the
+machine.
 """
 
 from __future__ import annotations
@@ -118,10 +119,11 @@ def measure(
 
 
 def decode_rounds(session: Session, ids: Sequence[int], task: Task) -> tuple[TimedRound, ...]:
-    """Decode with all drafts a round may have, and time every round, its text included.
+    """Begin a round with all drafts it may have at every token of a text, and time it.
 
-    A text ends at an end token, at the limit, or where no whole round fits any more; rounds are not
-    shortened on the way, so that every one says what this gamma does.
+    Only the first token of a round is kept; the rest is taken back and comes again. The time is
+    that of the whole round, its text included. A text ends at an end token, at the limit, or where
+    no whole round fits any more.
     """
     ends = session.opened.manifest.text.end_ids
     role = plain_role(session.opened, Request())
@@ -129,10 +131,10 @@ def decode_rounds(session: Session, ids: Sequence[int], task: Task) -> tuple[Tim
     session.prefill(ids)
     first = session.first()
     rounds: list[TimedRound] = []
-    emitted, gamma, text = 1, session.gamma, session.opened.text.stream()
+    gamma, text = session.gamma, session.opened.text.stream()
     if first.tokens[0] in ends:
         return ()
-    while emitted < task.tokens and session.room > gamma:
+    while len(rounds) < task.tokens - 1 and session.room > gamma:
         started = time.perf_counter()
         result = session.round(gamma)
         for token in result.tokens:
@@ -140,9 +142,9 @@ def decode_rounds(session: Session, ids: Sequence[int], task: Task) -> tuple[Tim
         ms = (time.perf_counter() - started) * 1e3
         kept = next((n for n, t in enumerate(result.tokens, 1) if t in ends), len(result.tokens))
         rounds.append(TimedRound(result.n_draft, result.n_accepted, kept, ms))
-        emitted += kept
-        if result.tokens[kept - 1] in ends:
+        if result.tokens[0] in ends:
             break
+        session.rewind(len(session.history) - len(result.tokens) + 1)
     return tuple(rounds)
 
 

@@ -37,15 +37,15 @@ class MadeUp:
     def widths(self) -> Widths:
         return Widths(self.gammas, plain_rows=2)
 
-    def text(self, seed: int, passes: int = 60, noise: float = 0.0) -> TextEvidence:
-        """A text of so many passes; times vary by `noise` of their size."""
+    def text(self, seed: int, tokens: int = 150, noise: float = 0.0) -> TextEvidence:
+        """A text of so many tokens; times vary by `noise` of their size."""
         generator, gamma = np.random.default_rng(seed), self.gammas[-1]
 
         def jitter(ms: float) -> float:
             return float(ms * (1 + noise * generator.standard_normal()))
 
         rounds = []
-        for _ in range(passes):
+        for _ in range(tokens):
             n = gamma if generator.random() < self.found else 0
             accepted = int(np.cumprod(generator.random(n) < self.alpha).sum())
             rows = gamma + 1 if n else 2
