@@ -162,6 +162,7 @@ class TrtBackend:
         options = {
             "workspace": self.options.workspace_bytes,
             "builder-optimization-level": self.options.optimization_level,
+            "no-single-row": None if self.options.single_row else "yes",
         }
         given = {name: str(value) for name, value in options.items() if value is not None}
         return CompilerSpec(self._capabilities, given, self._times.sha256)

@@ -32,12 +32,15 @@ class TrtOptions:
         workspace_bytes: device memory that a kernel may work in; None: all there is.
         timing_cache: a file with times of earlier builds; read if it is there, then written.
         optimization_level: 0 to 5; None: the library's own.
+        single_row: compile steps for one row. Passes of one row want the layers' weights in another
+            order, so an engine that has any holds them twice.
     """
 
     compute_capabilities: tuple[str, ...] = ()
     workspace_bytes: int | None = None
     timing_cache: Path | None = None
     optimization_level: int | None = None
+    single_row: bool = True
 
 
 @dataclass(frozen=True)

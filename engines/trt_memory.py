@@ -41,14 +41,17 @@ class DeviceMemory:
         return self.weights + self.caches + self.scratch + self.code
 
 
-def estimate(models: dict[str, ModelSpec], exported: Path) -> DeviceMemory:
+def estimate(
+    models: dict[str, ModelSpec], exported: Path, *, single_row: bool = True
+) -> DeviceMemory:
     """Estimate for models with pinned roles and capacity.
 
     Args:
         models: descriptions.
         exported: directory of their graphs.
+        single_row: whether steps are compiled for one row.
     """
-    parts = [_estimate(spec, exported / spec.file) for spec in models.values()]
+    parts = [_estimate(spec, exported / spec.file, single_row) for spec in models.values()]
     return DeviceMemory(
         weights=sum(part.weights for part in parts),
         caches=sum(part.caches for part in parts),
@@ -57,7 +60,7 @@ def estimate(models: dict[str, ModelSpec], exported: Path) -> DeviceMemory:
     )
 
 
-def _estimate(spec: ModelSpec, graph: Path) -> DeviceMemory:
+def _estimate(spec: ModelSpec, graph: Path, single_row: bool) -> DeviceMemory:
     model = onnx.load(str(graph), load_external_data=False)
     matrices = [t for t in model.graph.initializer if len(t.dims) == 2]
     heads = {spec.vocabulary}
@@ -65,7 +68,7 @@ def _estimate(spec: ModelSpec, graph: Path) -> DeviceMemory:
     floats = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT)
     plain = sum(t.dims[0] * t.dims[1] for t in inside if t.data_type in floats)
     is_quantized = any(node.op_type == "DequantizeLinear" for node in model.graph.node)
-    one_row = any(role.rows == 1 and role.name in JUNK_ROLES for role in spec.roles)
+    one_row = single_row and any(role.rows == 1 and role.name in JUNK_ROLES for role in spec.roles)
     copies = 2 * plain if one_row and not is_quantized else 0
     widest = max((max(t.dims) for t in inside), default=1)
     capacity = max(int(dim) for state in spec.states for dim in state.dims[2:3])

@@ -134,7 +134,9 @@ def plan_roles(
             "onnxruntime"
         )
     notes += [f"not for {refusal}" for refusal in refusals]
-    roles = tuple(_with_junk(role, questions, served, notes) for role in spec.roles)
+    roles = tuple(
+        _with_junk(role, questions, served, notes, options.single_row) for role in spec.roles
+    )
     return RolePlan(roles, tuple(gpu for gpu in served if gpu is not None), tuple(notes))
 
 
@@ -153,10 +155,17 @@ def _needed_rows(spec: ModelSpec) -> Iterator[int]:
 
 
 def _with_junk(
-    role: RoleSpec, questions: _Questions, gpus: list[str | None], notes: list[str]
+    role: RoleSpec,
+    questions: _Questions,
+    gpus: list[str | None],
+    notes: list[str],
+    single_row: bool,
 ) -> RoleSpec:
     if role.name not in JUNK_ROLES or role.rows != 1:
         return role
+    if not single_row:
+        notes.append(f"{role.name}: 2 rows, the second one junk, as asked for")
+        return replace(role, rows=2, logit_rows=2)
     reasons = [(gpu, questions.attention(1, gpu)) for gpu in gpus]
     missing = [f"{reason} ({gpu})" if gpu else reason for gpu, reason in reasons if reason]
     if not missing:

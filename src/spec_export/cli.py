@@ -56,6 +56,7 @@ def _model_to_engine(
     workspace: opt.Workspace = None,
     timing_cache: opt.TimingCache = None,
     builder_optimization_level: opt.OptimizationLevel = None,
+    no_single_row: opt.NoSingleRow = False,
     keep_exported: opt.KeepExported = None,
     trust_remote_code: opt.TrustRemoteCode = False,
     quiet: opt.Quiet = False,
@@ -74,6 +75,7 @@ def _model_to_engine(
         workspace,
         timing_cache,
         builder_optimization_level,
+        not no_single_row,
     )
     checkpoints = making.Checkpoints(target, draft, chosen.exported_dtype, trust_remote_code)
     shapes = making.Shapes(making.parse_gammas(gamma), max_len, chunk)
@@ -118,6 +120,7 @@ def _build(
     workspace: opt.Workspace = None,
     timing_cache: opt.TimingCache = None,
     builder_optimization_level: opt.OptimizationLevel = None,
+    no_single_row: opt.NoSingleRow = False,
     quiet: opt.Quiet = False,
 ) -> None:
     """Portable ONNX to bundle, on the device that runs it; tensorrt-rtx also for others."""
@@ -134,6 +137,7 @@ def _build(
         workspace,
         timing_cache,
         builder_optimization_level,
+        not no_single_row,
     )
     shapes = making.Shapes(making.parse_gammas(gamma), max_len, chunk)
     with Steps(quiet=quiet) as steps:
@@ -180,7 +184,13 @@ def _run(
     pipeline: opt.Pipeline = None,
 ) -> None:
     """Generate text; streams it, then says how it was made."""
-    from spec_export.running import RunOptions, parse_bias, read_grammar, run_bundle
+    from spec_export.running import (
+        RunOptions,
+        parse_bias,
+        parse_gamma,
+        read_grammar,
+        run_bundle,
+    )
 
     if stdin not in (None, "-"):
         raise RequestError(f"{stdin!r} is in no place; give a prompt as --prompt TEXT")
@@ -212,7 +222,7 @@ def _run(
             "top_logprobs": logprobs,
         },
         grammar=read_grammar(json_schema, regex, lark),
-        gamma=gamma,
+        gamma=parse_gamma(gamma),
         fast_plain=fast_plain,
         stop=tuple(stop or ()),
         samples=samples,

@@ -34,6 +34,7 @@ class Compiling:
         workspace: memory of a kernel, such as `2GiB`.
         timing_cache: file with times of kernels.
         optimization_level: of the library's builder.
+        single_row: compile steps for one row.
     """
 
     backend: str = "onnxruntime"
@@ -44,6 +45,7 @@ class Compiling:
     workspace: str | None = None
     timing_cache: Path | None = None
     optimization_level: int | None = None
+    single_row: bool = True
 
     @property
     def exported_dtype(self) -> ElementType:
@@ -85,6 +87,7 @@ def _refuse_foreign(chosen: Compiling) -> None:
         "--workspace": chosen.workspace,
         "--timing-cache": chosen.timing_cache,
         "--builder-optimization-level": chosen.optimization_level,
+        "--no-single-row": None if chosen.single_row else True,
     }
     for name, value in given.items():
         if value is not None:
@@ -108,6 +111,7 @@ def _tensorrt(chosen: Compiling) -> Backend:
         workspace_bytes=None if chosen.workspace is None else parse_bytes(chosen.workspace),
         timing_cache=chosen.timing_cache,
         optimization_level=chosen.optimization_level,
+        single_row=chosen.single_row,
     )
     return TrtBackend(chosen.backend, options)
 
@@ -138,7 +142,8 @@ def check_device_memory(
     from spec_export.engines.cuda_api import load_api
     from spec_export.engines.trt_memory import check_memory, estimate
 
-    needed = estimate(pinned_models(graphs, options), exported)
+    models = pinned_models(graphs, options)
+    needed = estimate(models, exported, single_row=chosen.single_row)
     free = None
     if backend.can_run:
         free, _ = load_api().call("cudaMemGetInfo")

@@ -179,6 +179,14 @@ OptimizationLevel = Annotated[
         default="the library's own",
     ),
 ]
+NoSingleRow = Annotated[
+    bool,
+    _option(
+        "Steps of one token compute two rows: about half the engine and its memory.",
+        "--no-single-row",
+        group=_TENSORRT,
+    ),
+]
 BuildThreads = Annotated[
     int | None,
     _option("Threads to compute with.", metavar="N", default="all processors", minimum=1),
@@ -338,9 +346,9 @@ Stdin = Annotated[str | None, _argument("-", "Read the prompt from stdin.")]
 Prompt = Annotated[str | None, _option("The prompt.", metavar="TEXT", default="read from stdin")]
 Chat = Annotated[bool, _option("Put the prompt into the chat template.", "--chat")]
 Gamma = Annotated[
-    int | None,
+    str | None,
     _option(
-        "Drafts per round, 0 (off) to the built gamma.",
+        "Drafts per round, 0 (off) to the built gamma, or auto: what pays, by the profile.",
         metavar="N",
         group=_DRAFTS,
         default="the built one",

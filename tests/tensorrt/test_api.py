@@ -166,6 +166,23 @@ def test_one_row_of_two_heads_becomes_two_rows(api, prepared, tmp_path):
     assert isinstance(model, onnx.ModelProto)
 
 
+def test_steps_are_compiled_for_two_rows_where_that_is_asked_for(prepared, tmp_path):
+    exported = prepared()
+    options = BuildOptions(gamma=4, max_len=64, chunk=16)
+    spec = pinned_models(read_exported(exported), options)["draft"]
+    described = replace(read_exported(exported).models["draft"], roles=spec.roles)
+    sizes = []
+    for single_row in (True, False):
+        asked = TrtOptions(compute_capabilities=("8.9",), single_row=single_row)
+        backend = TrtBackend("tensorrt-rtx", asked)
+        made = backend.compile_model(exported / spec.file, described, 80, tmp_path, False)
+        sizes.append((tmp_path / made.file).stat().st_size)
+        assert made.roles is not None and made.engine is not None
+    assert made.roles[-1].rows == 2 and "step: 2 rows" in made.lowered[-1]
+    assert backend.compiler().options == {"no-single-row": "yes"}
+    assert sizes[1] < sizes[0]
+
+
 def trt_plan_model(graph: Path, capacity: int) -> Any:
     from spec_export.engines.trt_prepare import read_pinned
 
