@@ -48,7 +48,7 @@ def _sample(run: Run) -> str:
 
 def _rows(run: Run, tokens: str, off: str | None) -> Rows:
     stats = _stats(run)
-    rows = [("method", f"{METHODS[run.opened.manifest.method]}, gamma {run.gamma}")]
+    rows = [("method", f"{METHODS[run.opened.manifest.method]}, gamma {_gamma(run)}")]
     if off is not None:
         rows.append(("", off))
     rows.append(("tokens", tokens))
@@ -58,6 +58,15 @@ def _rows(run: Run, tokens: str, off: str | None) -> Rows:
     if run.request.sampling.temperature:
         rows.append(("sampling", _sampling(run)))
     return [*rows, ("speed", _speed(stats)), ("exactness", exactness(run))]
+
+
+def _gamma(run: Run) -> str:
+    if run.request.auto is None or not run.gamma:
+        return str(run.gamma)
+    stats = _stats(run)
+    passes = stats.rounds + stats.plain_steps
+    mean = stats.drafted / passes if passes else 0.0
+    return f"auto, 0 to {run.gamma}: {mean:.1f} drafts a pass"
 
 
 def _sampling(run: Run) -> str:
@@ -75,6 +84,8 @@ def why_drafts_were_off(run: Run) -> str | None:
         return "drafts are off: the bundle was made without a draft"
     if run.gamma == 0:
         return "drafts are off: --gamma 0"
+    if run.request.auto is not None and stats.plain_steps and not stats.rounds:
+        return "no pass had drafts: none would have paid, by the profile and what was accepted"
     if manifest.method == "model":
         positions = manifest.models["draft"].max_position
         if stats.plain_steps and stats.prompt_tokens + stats.emitted >= positions:
@@ -139,6 +150,7 @@ def to_object(run: Run) -> dict[str, Any]:
         "finish_reason": run.finish,
         "method": manifest.method,
         "gamma": run.gamma,
+        "gamma_is_auto": run.request.auto is not None,
         "built_gamma": manifest.gamma,
         "drafts_off": why_drafts_were_off(run),
         **_counts(_stats(run)),

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from spec_export.commands import complain
 from spec_export.console import Steps, Waiting, print_rows
@@ -33,6 +33,7 @@ class RunOptions:
     Attributes:
         prompt: text, or None to read stdin.
         chat: put the prompt into the checkpoint's chat template.
+        gamma: drafts per round; `auto`: what pays, by the profile beside the manifest.
         sampling: fields of `Sampling` by name.
         grammar: kind and text of what the text has to match.
         samples: texts to generate, each with a seed of its own; None: one, reported as such.
@@ -47,7 +48,7 @@ class RunOptions:
     max_tokens: int | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     grammar: tuple[str, str] | None = None
-    gamma: int | None = None
+    gamma: int | Literal["auto"] | None = None
     fast_plain: bool = False
     stop: tuple[str, ...] = ()
     samples: int | None = None
@@ -183,6 +184,19 @@ def parse_bias(given: list[str]) -> dict[int, float]:
     return biases
 
 
+def parse_gamma(text: str | None) -> int | Literal["auto"] | None:
+    """A number of drafts, or `auto`.
+
+    Raises:
+        RequestError: something else.
+    """
+    if text is None or text == "auto":
+        return "auto" if text else None
+    if not text.removeprefix("-").isdecimal():
+        raise RequestError(f"--gamma {text}: a whole number, or auto")
+    return int(text)
+
+
 def read_grammar(
     json_schema: Path | None, regex: str | None, lark: Path | None
 ) -> tuple[str, str] | None:
@@ -218,10 +232,14 @@ def prepare(opened: OpenedBundle, prompt: str, options: RunOptions) -> Run:
         max_tokens=options.max_tokens,
         sampling=Sampling(**options.sampling),
         grammar=None if options.grammar is None else Grammar(*options.grammar),  # type: ignore[arg-type]
-        gamma=options.gamma,
+        gamma=None if options.gamma == "auto" else options.gamma,
         stop=options.stop,
         fast_plain=options.fast_plain,
     )
+    if options.gamma == "auto":
+        from spec_export.calibration.choice import gamma_costs
+
+        request = replace(request, auto=gamma_costs(opened, request, options.threads))
     if options.chat:
         ids = opened.text.encode_chat([{"role": "user", "content": prompt}])
     else:
