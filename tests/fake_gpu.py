@@ -61,7 +61,7 @@ class LateEngines(Mapping[str, Engine]):
 def on_fake_gpu(opened: OpenedBundle) -> tuple[OpenedBundle, FakeCudart]:
     """The same bundle on a GPU that is none, and that GPU's runtime."""
     cudart = FakeCudart()
-    cudart.free = cudart.total = 1 << 34
+    cudart.free = cudart.total = 1 << 30
     device = CudaDevice(api=CudaApi(cudart))
 
     moved = replace(

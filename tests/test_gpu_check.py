@@ -9,13 +9,16 @@ import ast
 import importlib.util
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from spec_export.engines.build import BuildOptions, build_bundle
 from spec_export.engines.cuda import CudaDevice
 from spec_export.engines.cuda_api import CudaApi
-from spec_export.runtime import Session
+from spec_export.engines.host import HostDevice
+from spec_export.runtime import Request, Sampling, Session, generate
 from tests.fake_cudart import FakeCudart
 from tests.fake_gpu import on_fake_gpu
 
@@ -71,6 +74,52 @@ def test_the_law_and_the_speed_up_of_a_bundle(check, session):
     check.law(session.opened, 60)
     shown, values = check.speed_up(session, 12)
     assert values["speedup"] > 0 and "tokens/s" in shown
+
+
+@pytest.fixture(scope="module")
+def torch_engine():
+    pytest.importorskip("torch")
+    spec = importlib.util.spec_from_file_location(
+        "torch_engine", SCRIPT.with_name("torch_engine.py")
+    )
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_torch_computes_every_graph_of_a_bundle(
+    torch_engine, tiny_exported, tiny_bundle, open_once, tmp_path
+):
+    """Building compares each role with ONNX Runtime; the text is drawn by its sampling graphs."""
+    opened = open_once(tiny_bundle)
+    manifest = opened.manifest
+    backend = torch_engine.TorchBackend(HostDevice())
+    options = BuildOptions(gamma=manifest.gamma, max_len=manifest.max_len, chunk=manifest.chunk)
+    bundle = build_bundle(tiny_exported("pair"), tmp_path / "bundle", backend, options)
+    models = {
+        name: backend.open_model(bundle.file(spec.file), spec)
+        for name, spec in bundle.manifest.models.items()
+    }
+    sampling = {
+        name: backend.open_sampling(bundle.file(spec.file), spec)
+        for name, spec in bundle.manifest.sampling.items()
+    }
+    moved = replace(
+        opened,
+        bundle=bundle,
+        device=backend.device,
+        target=models["target"],
+        draft=models["draft"],
+        sampling=sampling,
+    )
+    request = Request(max_tokens=20, ignore_end=True, sampling=Sampling(0.8, 5, top_k=40))
+    prompt = opened.text.encode("And the king said")
+    texts = [
+        [token for piece in generate(Session(one), prompt, request) for token in piece.tokens]
+        for one in (opened, moved)
+    ]
+    assert texts[0] == texts[1]
 
 
 def test_a_wrong_text_is_found(check, session, monkeypatch):

@@ -1,0 +1,477 @@
+"""The graphs of a bundle computed by torch: real arithmetic on a GPU that has no engine library.
+
+Not an engine of this product: nothing is fused or fast. It is there so that `gpu_check.py` can
+prove everything around an engine on a machine that has torch and a GPU alone: parity, rounds
+captured as CUDA graphs, exactness, the emitted law. What depends on shapes only is computed once,
+on the host, when a call is bound; the rest is a list of torch calls on the device's stream.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+import torch.nn.functional as F
+from onnx import numpy_helper
+
+from spec_export.engines.backend import Buffer
+from spec_export.engines.binding import check_aliases, checked, role_symbols, symbols_of
+from spec_export.engines.cuda import CudaDevice
+from spec_export.engines.graphs import ModelSpec, SamplingSpec
+from spec_export.engines.ort import OrtBackend
+
+Tensor = torch.Tensor
+Attributes = dict[str, Any]
+TYPES = {
+    onnx.TensorProto.FLOAT: torch.float32,
+    onnx.TensorProto.DOUBLE: torch.float64,
+    onnx.TensorProto.FLOAT16: torch.float16,
+    onnx.TensorProto.BFLOAT16: torch.bfloat16,
+    onnx.TensorProto.INT64: torch.int64,
+    onnx.TensorProto.INT32: torch.int32,
+    onnx.TensorProto.UINT8: torch.uint8,
+    onnx.TensorProto.BOOL: torch.bool,
+}
+
+
+# --- operators ------------------------------------------------------------------------------------
+
+
+def _fold(operation: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
+    def run(attributes: Attributes, *values: Tensor) -> Tensor:
+        result = values[0]
+        for value in values[1:]:
+            result = operation(result, value)
+        return result
+
+    return run
+
+
+def _plain(operation: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda attributes, *values: operation(*values)
+
+
+def _ints(value: Tensor | None) -> list[int]:
+    return [] if value is None else [int(number) for number in value.reshape(-1).tolist()]
+
+
+def _divide(attributes: Attributes, a: Tensor, b: Tensor) -> Tensor:
+    return a / b if a.dtype.is_floating_point else torch.div(a, b, rounding_mode="trunc")
+
+
+def _reduce(operation: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def run(attributes: Attributes, x: Tensor, axes: Tensor | None = None) -> Tensor:
+        dims = _ints(axes) or list(range(x.dim()))
+        for dim in sorted((dim % x.dim() for dim in dims), reverse=True):
+            x = operation(x, dim)
+        return x if attributes.get("keepdims", 1) == 0 else _kept(x, dims)
+
+    return run
+
+
+def _kept(x: Tensor, dims: list[int]) -> Tensor:
+    rank = x.dim() + len(dims)
+    for dim in sorted(dim % rank for dim in dims):
+        x = x.unsqueeze(dim)
+    return x
+
+
+def _gather(attributes: Attributes, x: Tensor, indices: Tensor) -> Tensor:
+    axis = attributes.get("axis", 0) % x.dim()
+    flat = indices.reshape(-1)
+    flat = torch.where(flat < 0, flat + x.shape[axis], flat)
+    shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
+    return x.index_select(axis, flat).reshape(shape)
+
+
+def _reshape(attributes: Attributes, x: Tensor, shape: Tensor) -> Tensor:
+    wanted = _ints(shape)
+    if not attributes.get("allowzero", 0):
+        wanted = [x.shape[i] if n == 0 else n for i, n in enumerate(wanted)]
+    return x.reshape(wanted)
+
+
+def _slice(
+    attributes: Attributes,
+    x: Tensor,
+    starts: Tensor,
+    ends: Tensor,
+    axes: Tensor | None = None,
+    steps: Tensor | None = None,
+) -> Tensor:
+    first, last = _ints(starts), _ints(ends)
+    dims = _ints(axes) or list(range(len(first)))
+    strides = _ints(steps) or [1] * len(first)
+    for start, stop, dim, step in zip(first, last, dims, strides, strict=True):
+        assert step > 0, "backwards"
+        index = [slice(None)] * x.dim()
+        index[dim] = slice(start, stop, step)
+        x = x[tuple(index)]
+    return x
+
+
+def _squeeze(attributes: Attributes, x: Tensor, axes: Tensor | None = None) -> Tensor:
+    dims = _ints(axes) or [i for i, n in enumerate(x.shape) if n == 1]
+    for dim in sorted((dim % x.dim() for dim in dims), reverse=True):
+        x = x.squeeze(dim)
+    return x
+
+
+def _unsqueeze(attributes: Attributes, x: Tensor, axes: Tensor) -> Tensor:
+    return _kept(x, _ints(axes))
+
+
+def _expand(attributes: Attributes, x: Tensor, shape: Tensor) -> Tensor:
+    return x.expand(torch.broadcast_shapes(tuple(x.shape), tuple(_ints(shape))))
+
+
+def _pad(
+    attributes: Attributes,
+    x: Tensor,
+    pads: Tensor,
+    value: Tensor | None = None,
+    axes: Tensor | None = None,
+) -> Tensor:
+    dims, sides = _ints(axes) or list(range(x.dim())), _ints(pads)
+    both = [0] * (2 * x.dim())
+    for i, dim in enumerate(dims):
+        at = 2 * (x.dim() - 1 - dim % x.dim())
+        both[at], both[at + 1] = sides[i], sides[i + len(dims)]
+    if x.dtype == torch.bool:
+        return (
+            F.pad(x.to(torch.uint8), both, value=int(value.item()) if value is not None else 0) > 0
+        )
+    return F.pad(x, both, value=value.item() if value is not None else 0)
+
+
+def _range(attributes: Attributes, start: Tensor, stop: Tensor, step: Tensor) -> Tensor:
+    return torch.arange(start.item(), stop.item(), step.item(), dtype=start.dtype)
+
+
+def _top_k(attributes: Attributes, x: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    dim, largest = attributes.get("axis", -1), bool(attributes.get("largest", 1))
+    values, indices = torch.sort(x, dim=dim, descending=largest, stable=True)
+    count = _ints(k)[0]
+    return values.narrow(dim, 0, count), indices.narrow(dim, 0, count)
+
+
+def _scatter_elements(
+    attributes: Attributes, x: Tensor, indices: Tensor, updates: Tensor
+) -> Tensor:
+    axis, kind = attributes.get("axis", 0), attributes.get("reduction", b"none")
+    indices = torch.where(indices < 0, indices + x.shape[axis], indices)
+    if kind == b"none":
+        return x.scatter(axis, indices, updates)
+    return x.scatter_add(axis, indices, updates)
+
+
+def _scatter_nd(attributes: Attributes, x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+    places = tuple(
+        torch.where(part < 0, part + x.shape[i], part) for i, part in enumerate(indices.unbind(-1))
+    )
+    accumulate = attributes.get("reduction", b"none") == b"add"
+    return x.index_put(places, updates, accumulate=accumulate)
+
+
+def _shape(attributes: Attributes, x: Tensor) -> Tensor:
+    return torch.tensor(list(x.shape)[attributes.get("start", 0) : attributes.get("end")])
+
+
+def _clip(
+    attributes: Attributes, x: Tensor, low: Tensor | None = None, high: Tensor | None = None
+) -> Tensor:
+    x = x if low is None else torch.maximum(x, low)
+    return x if high is None else torch.minimum(x, high)
+
+
+def _rms_norm(attributes: Attributes, x: Tensor, scale: Tensor) -> Tensor:
+    wide = x.float()
+    mean = wide.pow(2).mean(-1, keepdim=True)
+    return (wide * torch.rsqrt(mean + attributes.get("epsilon", 1e-5))).to(x.dtype) * scale
+
+
+def _rotate(attributes: Attributes, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    assert not attributes.get("interleaved", 0) and not attributes.get("rotary_embedding_dim", 0)
+    heads = attributes.get("num_heads", 0)
+    rows = x.reshape(*x.shape[:-1], heads, -1) if x.dim() == 3 else x.transpose(1, 2)
+    first, second = rows.chunk(2, -1)
+    cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
+    turned = torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+    return turned.reshape(x.shape) if x.dim() == 3 else turned.transpose(1, 2)
+
+
+def _attend(attributes: Attributes, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    assert q.dim() == 4 and not attributes.get("softcap", 0) and not attributes.get("is_causal", 0)
+    groups = q.shape[1] // k.shape[1]
+    k, v = (part.repeat_interleave(groups, 1) if groups > 1 else part for part in (k, v))
+    scale = attributes.get("scale", q.shape[-1] ** -0.5)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+
+
+def _write_cache(attributes: Attributes, past: Tensor, update: Tensor, at: Tensor) -> Tensor:
+    """In place: past and present are one memory."""
+    axis = attributes.get("axis", -2) % past.dim()
+    rows = at + torch.arange(update.shape[axis], device=past.device)
+    return past.index_copy_(axis, rows, update)
+
+
+OPERATORS: dict[str, Callable[..., Any]] = {
+    "Abs": _plain(torch.abs),
+    "Add": _plain(torch.add),
+    "And": _plain(torch.logical_and),
+    "Attention": _attend,
+    "Cast": lambda a, x: x.to(TYPES[a["to"]]),
+    "Clip": _clip,
+    "Concat": lambda a, *xs: torch.cat(xs, a["axis"]),
+    "Constant": lambda a: torch.as_tensor(next(iter(a.values()))),
+    "Cos": _plain(torch.cos),
+    "CumSum": lambda a, x, axis: torch.cumsum(x, _ints(axis)[0]),
+    "Div": _divide,
+    "Equal": _plain(torch.eq),
+    "Exp": _plain(torch.exp),
+    "Expand": _expand,
+    "Floor": _plain(torch.floor),
+    "Gather": _gather,
+    "Greater": _plain(torch.gt),
+    "GreaterOrEqual": _plain(torch.ge),
+    "Less": _plain(torch.lt),
+    "LessOrEqual": _plain(torch.le),
+    "Log": _plain(torch.log),
+    "LogSoftmax": lambda a, x: torch.log_softmax(x, a.get("axis", -1)),
+    "MatMul": _plain(torch.matmul),
+    "Max": _fold(torch.maximum),
+    "Min": _fold(torch.minimum),
+    "Mod": _plain(torch.remainder),
+    "Mul": _plain(torch.mul),
+    "Neg": _plain(torch.neg),
+    "Not": _plain(torch.logical_not),
+    "Or": _plain(torch.logical_or),
+    "Pad": _pad,
+    "RMSNormalization": _rms_norm,
+    "Range": _range,
+    "ReduceMax": _reduce(lambda x, dim: torch.amax(x, dim)),
+    "ReduceMin": _reduce(lambda x, dim: torch.amin(x, dim)),
+    "ReduceProd": _reduce(lambda x, dim: torch.prod(x, dim)),
+    "ReduceSum": _reduce(lambda x, dim: torch.sum(x, dim, dtype=x.dtype)),
+    "Relu": _plain(torch.relu),
+    "Reshape": _reshape,
+    "RotaryEmbedding": _rotate,
+    "ScatterElements": _scatter_elements,
+    "ScatterND": _scatter_nd,
+    "Shape": _shape,
+    "Sigmoid": _plain(torch.sigmoid),
+    "Sin": _plain(torch.sin),
+    "Slice": _slice,
+    "Softmax": lambda a, x: torch.softmax(x, a.get("axis", -1)),
+    "Squeeze": _squeeze,
+    "Sub": _plain(torch.sub),
+    "TensorScatter": _write_cache,
+    "TopK": _top_k,
+    "Transpose": lambda a, x: x.permute(a["perm"]),
+    "Unsqueeze": _unsqueeze,
+    "Where": _plain(torch.where),
+}
+# Inputs that say a shape or a count: numbers, whatever device the rest is on.
+NUMBERS = {
+    "CumSum": (1,),
+    "Expand": (1,),
+    "Pad": (1, 2, 3),
+    "Range": (0, 1, 2),
+    "ReduceMax": (1,),
+    "ReduceMin": (1,),
+    "ReduceProd": (1,),
+    "ReduceSum": (1,),
+    "Reshape": (1,),
+    "Slice": (1, 2, 3, 4),
+    "Squeeze": (1,),
+    "TopK": (1,),
+    "Unsqueeze": (1,),
+}
+
+
+# --- engines --------------------------------------------------------------------------------------
+
+
+class Step:
+    """A node that runs on the device: names or tensors in, names out."""
+
+    def __init__(self, node: onnx.NodeProto, inputs: list[Any]) -> None:
+        self.run = OPERATORS[node.op_type]
+        self.attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        self.inputs, self.outputs = inputs, list(node.output)
+
+
+class TorchCall:
+    """A graph with everything bound."""
+
+    def __init__(
+        self,
+        device: Any,
+        steps: list[Step],
+        given: Mapping[str, Tensor],
+        outputs: Mapping[str, Tensor],
+        keep: object,
+    ) -> None:
+        self._device, self._steps, self._given = device, steps, given
+        self._outputs, self._keep = outputs, keep
+
+    def enqueue(self) -> None:
+        """Run every step on the device's stream."""
+        values: dict[str, Tensor] = dict(self._given)
+        with torch.no_grad(), on_stream(self._device):
+            for step in self._steps:
+                values.update(computed(step, values))
+            for name, place in self._outputs.items():
+                if values[name].data_ptr() != place.data_ptr():
+                    place.copy_(values[name])
+
+
+def computed(step: Step, values: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """The outputs of a step."""
+    inputs = [values[x] if isinstance(x, str) else x for x in step.inputs]
+    result = step.run(step.attributes, *inputs)
+    results = result if isinstance(result, tuple) else (result,)
+    return zip(step.outputs, results, strict=False)
+
+
+@contextlib.contextmanager
+def on_stream(device: Any) -> Iterator[None]:
+    """Have torch enqueue where the device does."""
+    if not isinstance(device, CudaDevice):
+        yield
+        return
+    with torch.cuda.stream(torch.cuda.ExternalStream(device.stream)):
+        yield
+
+
+def seen(buffer: Buffer) -> Tensor:
+    """A buffer as a tensor over the same memory."""
+    if buffer.host is not None:
+        return torch.from_numpy(buffer.host)
+    view = type("View", (), {})()
+    view.__cuda_array_interface__ = {
+        "shape": buffer.shape,
+        "typestr": buffer.dtype.str,
+        "data": (buffer.address, False),
+        "version": 3,
+    }
+    return torch.as_tensor(view, device="cuda")
+
+
+class TorchEngine:
+    """A graph and its weights."""
+
+    def __init__(self, file: Path, spec: ModelSpec | SamplingSpec, device: Any) -> None:
+        model = onnx.load(file)
+        self._nodes, self._device = list(model.graph.node), device
+        self._where = "cuda" if isinstance(device, CudaDevice) else "cpu"
+        self._constants = {
+            x.name: torch.from_numpy(numpy_helper.to_array(x).copy())
+            for x in model.graph.initializer
+        }
+        self._moved: dict[int, Tensor] = {}
+        self._read = {value.name for value in model.graph.input}
+        self.inputs = {tensor.name: tensor for tensor in spec.inputs}
+        self.outputs = {tensor.name: tensor for tensor in spec.outputs}
+        self._roles = role_symbols(spec)
+        states = [] if isinstance(spec, SamplingSpec) else spec.states
+        self._aliases = {state.output: state.input for state in states}
+
+    def bind(self, role: str, buffers: Mapping[str, Buffer]) -> TorchCall:
+        """Bind buffers; what only depends on shapes is computed here."""
+        symbols = symbols_of(self._roles, role)
+        named = itertools.chain(self.inputs.values(), self.outputs.values())
+        found = {spec.name: checked(buffers, spec, symbols, role) for spec in named}
+        check_aliases(found, self._aliases)
+        given = {name: seen(found[name]) for name in self.inputs if name in self._read}
+        places = {name: seen(found[name]) for name in self.outputs}
+        steps = self._folded({name: tuple(value.shape) for name, value in given.items()}, given)
+        return TorchCall(self._device, steps, given, places, found)
+
+    def _folded(
+        self, shapes: dict[str, tuple[int, ...]], given: Mapping[str, Tensor]
+    ) -> list[Step]:
+        """The steps that are left for the device; shapes are followed on torch's meta device."""
+        host, steps = dict(self._constants), list[Step]()
+        meta = {name: torch.empty_like(value, device="meta") for name, value in given.items()}
+        for node in self._nodes:
+            step = Step(node, [name or None for name in node.input])
+            known = all(name is None or name in host for name in step.inputs)
+            if node.op_type == "Shape" and node.input[0] in meta:
+                host[node.output[0]] = _shape(step.attributes, meta[node.input[0]])
+            elif known:
+                host.update(computed(step, host))
+            else:
+                numbers = NUMBERS.get(node.op_type, ())
+                follow = Step(node, list(step.inputs))
+                for i, name in enumerate(step.inputs):
+                    if name in host:
+                        value = host[name]
+                        step.inputs[i] = value if i in numbers else self._on_device(value)
+                        follow.inputs[i] = value if i in numbers else value.to("meta")
+                meta.update(computed(follow, meta))
+                steps.append(step)
+        return steps
+
+    def _on_device(self, value: Tensor) -> Tensor:
+        if id(value) not in self._moved:
+            self._moved[id(value)] = value.to(self._where)
+            self._moved[-id(value)] = value  # so that its id is not given to another
+        return self._moved[id(value)]
+
+
+class TorchDevice(CudaDevice):
+    """A GPU whose recordings torch makes, so that what it allocates meanwhile is theirs."""
+
+    def record(self, work: Callable[[], None]) -> Any:
+        """Run `work`, then capture it."""
+        self._waiting("record")
+        work()
+        self.synchronize()
+        graph, side, local = torch.cuda.CUDAGraph(), torch.cuda.Stream(), self._local
+        try:
+            with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+                local.capture = local.capture_handle = side.cuda_stream
+                work()
+        finally:
+            local.capture = None
+            self._retired.sweep()
+        return _Replay(self, graph, work)
+
+
+class _Replay:
+    """A recording, launched on the device's stream."""
+
+    def __init__(self, device: TorchDevice, graph: Any, work: Callable[[], None]) -> None:
+        self._device, self._graph, self._work = device, graph, work
+
+    def enqueue(self) -> None:
+        """Launch it."""
+        with on_stream(self._device):
+            self._graph.replay()
+
+
+class TorchBackend(OrtBackend):
+    """Builds standard graphs with pinned dimensions, and computes them with torch."""
+
+    name = "torch"
+
+    def __init__(self, device: Any = None) -> None:
+        super().__init__()
+        self.device = TorchDevice() if device is None else device
+
+    def _lower_attention(self, model: Any, spec: ModelSpec, capacity: int) -> int:
+        return 0
+
+    def open_model(self, file: Path, spec: ModelSpec) -> Any:
+        """Open a model."""
+        return TorchEngine(file, spec, self.device)
+
+    def open_sampling(self, file: Path, spec: SamplingSpec) -> Any:
+        """Open a sampling graph."""
+        return TorchEngine(file, spec, self.device)
