@@ -54,6 +54,12 @@ def test_features_are_looked_for_and_not_concluded_from_a_version(api):
     assert found.compute_capabilities() == {}
 
 
+def test_the_document_lists_every_difference_with_its_source():
+    text = (Path(__file__).parents[2] / "docs" / "tensorrt.md").read_text(encoding="utf-8")
+    for feature in FEATURES.values():
+        assert f"`{feature.member}`" in text, feature.member
+
+
 def test_gpus_to_build_for_are_named_as_users_know_them(api):
     assert list(api.compute_capabilities()) == ["7.5", "8.0", "8.6", "8.9", "12.0", "12.1"]
 
@@ -169,8 +175,8 @@ def test_one_row_of_two_heads_becomes_two_rows(api, prepared, tmp_path):
 def test_steps_are_compiled_for_two_rows_where_that_is_asked_for(prepared, tmp_path):
     exported = prepared()
     options = BuildOptions(gamma=4, max_len=64, chunk=16)
-    spec = pinned_models(read_exported(exported), options)["draft"]
-    described = replace(read_exported(exported).models["draft"], roles=spec.roles)
+    spec = pinned_models(read_exported(exported), options)["target"]
+    described = replace(read_exported(exported).models["target"], roles=spec.roles)
     sizes = []
     for single_row in (True, False):
         asked = TrtOptions(compute_capabilities=("8.9",), single_row=single_row)
@@ -178,7 +184,8 @@ def test_steps_are_compiled_for_two_rows_where_that_is_asked_for(prepared, tmp_p
         made = backend.compile_model(exported / spec.file, described, 80, tmp_path, False)
         sizes.append((tmp_path / made.file).stat().st_size)
         assert made.roles is not None and made.engine is not None
-    assert made.roles[-1].rows == 2 and "step: 2 rows" in made.lowered[-1]
+    assert {role.name: role.rows for role in made.roles}["decode"] == 2
+    assert "decode: 2 rows" in made.lowered[-1]
     assert backend.compiler().options == {"no-single-row": "yes"}
     assert sizes[1] < sizes[0]
 
