@@ -15,6 +15,7 @@ from spec_export.calibration.estimate import (
     alpha_by_category,
     alpha_by_position,
     alpha_of,
+    mean_share,
     trials_of,
 )
 from spec_export.calibration.evidence import (
@@ -170,6 +171,7 @@ def acceptance_of(texts: Sequence[TextEvidence], gamma: int) -> Acceptance:
         passes_with_drafts=sum(r.n_draft > 0 for r in flat),
         accepted=trials.accepted,
         rejected=trials.rejected,
+        beta=mean_share([text.beta for text in texts]),
     )
 
 

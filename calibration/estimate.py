@@ -174,6 +174,24 @@ def share_of(clusters: Sequence[Trials], confidence: float = CONFIDENCE) -> Inte
     return _share(used, _design_effect([used], confidence), confidence)
 
 
+def mean_share(texts: Sequence[Sequence[float]], confidence: float = CONFIDENCE) -> Interval | None:
+    """Mean of shares over texts that differ: a ratio estimator with Student's t over the texts.
+
+    None where there is nothing to average; the whole of 0 to 1 where there is one text only.
+    """
+    used = [text for text in texts if len(text)]
+    count, total = len(used), sum(map(len, used))
+    if not used:
+        return None
+    mean = math.fsum(map(math.fsum, used)) / total
+    if count == 1:
+        return Interval(mean, 0.0, 1.0)
+    residuals = math.fsum((math.fsum(text) - mean * len(text)) ** 2 for text in used)
+    error = math.sqrt(count / (count - 1) * residuals) / total
+    reach = student_t(confidence, count - 1) * error
+    return Interval(mean, max(0.0, mean - reach), min(1.0, mean + reach))
+
+
 def _share(clusters: Sequence[Trials], effect: float, confidence: float) -> Interval:
     total = sum(clusters, Trials(0, 0))
     share, effective = total.accepted / total.tested, total.tested / effect

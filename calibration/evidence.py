@@ -62,12 +62,14 @@ class TextEvidence:
         rounds: begun at each token after the first, at the largest gamma the bundle was built for.
         plain_ms: of each step of the fastest plain decoding after the same prompt.
         parts_ms: times of every part by its name.
+        beta: at each token a round began at, from both models reading the text; none for look-up.
     """
 
     category: str
     rounds: tuple[TimedRound, ...]
     plain_ms: tuple[float, ...]
     parts_ms: dict[str, tuple[float, ...]]
+    beta: tuple[float, ...] = ()
 
 
 def replay(rounds: Sequence[TimedRound], gamma: int) -> list[RecordedRound]:

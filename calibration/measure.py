@@ -18,6 +18,7 @@ from spec_export.calibration.evidence import TextEvidence, TimedRound
 from spec_export.calibration.parts import PartsTimer
 from spec_export.calibration.profile import write_whole
 from spec_export.calibration.prompts import Prompt
+from spec_export.calibration.teacher import Teacher
 from spec_export.engines.bundle import Progress, no_progress
 from spec_export.engines.errors import BundleError
 from spec_export.engines.manifest import DeviceSpec
@@ -108,11 +109,14 @@ def measure(
     session = Session(opened)
     kv_len = min(task.kv_len, opened.manifest.max_len - opened.manifest.gamma - 2)
     timer = PartsTimer(opened, kv_len, greedy=task.sampling.temperature == 0)
+    teacher = Teacher(opened, task.sampling.temperature) if opened.draft is not None else None
     warm_up(session, task)
     for prompt, ids in list(zip(task.prompts, task.ids, strict=True))[len(texts) :]:
         rounds = decode_rounds(session, ids, task)
+        text = session.history[: len(ids) + 1 + len(rounds)]
+        beta = tuple(map(float, teacher.beta(text, len(ids) + 1))) if teacher else ()
         plain = decode_plain(session, ids, task)
-        texts.append(TextEvidence(prompt.category, rounds, plain, timer.turn(_TURNS)))
+        texts.append(TextEvidence(prompt.category, rounds, plain, timer.turn(_TURNS), beta))
         write_whole(state_file, to_json(_state(opened, device, task, texts)))
         progress(_STEP, len(texts), total)
     return texts

@@ -58,6 +58,7 @@ class Acceptance:
         passes_with_drafts: of these, the ones that verified drafts; look-up often finds none.
         accepted: drafts accepted.
         rejected: drafts refused, where no stop hid it.
+        beta: mean over the texts of sum min(p, q), from both models reading them; None for look-up.
     """
 
     alpha: Interval | None
@@ -67,6 +68,7 @@ class Acceptance:
     passes_with_drafts: int
     accepted: int
     rejected: int
+    beta: Interval | None
 
 
 @dataclass(frozen=True)
@@ -210,7 +212,12 @@ def _check(profile: Profile, origin: str) -> None:
     if len(profile.acceptance.positions) != len(gammas):
         _refuse("there is not one acceptance for each position", origin)
     acceptance = profile.acceptance
-    shares = [acceptance.alpha, *acceptance.positions, *acceptance.categories.values()]
+    shares = [
+        acceptance.alpha,
+        acceptance.beta,
+        *acceptance.positions,
+        *acceptance.categories.values(),
+    ]
     for share in shares:
         if share is not None and not 0 <= share.low <= share.value <= share.high <= 1:
             _refuse(f"an acceptance is {share.value} in {share.low} to {share.high}", origin)

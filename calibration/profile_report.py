@@ -70,6 +70,11 @@ def remarks(profile: Profile) -> list[str]:
         f"accepted, {found.rejected} rejected",
         "intervals are at 95 %, over texts: other texts can differ by more",
     ]
+    if found.beta is not None:
+        said.append(
+            "beta is what a draft drawn at any token of these texts would be accepted with, from "
+            "both models reading them; alpha comes from rounds"
+        )
     predicted = next(f for f in profile.forecasts if f.gamma == profile.measured_gamma).speedup
     apart = predicted.value / profile.measured.value - 1
     if abs(apart) > 0.1:
@@ -99,6 +104,7 @@ def _forecast_rows(profile: Profile) -> list[tuple[str, ...]]:
 def _acceptance_bars(profile: Profile) -> list[Bar]:
     found = profile.acceptance
     named: list[tuple[str, Interval | None]] = [("all", found.alpha)]
+    named.append(("beta", found.beta))
     named += [(f"position {n}", share) for n, share in enumerate(found.positions, start=1)]
     named += list(found.categories.items())
     return [

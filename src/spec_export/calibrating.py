@@ -83,11 +83,11 @@ def _task(opened: OpenedBundle, options: CalibrateOptions) -> Task:
 
 
 def _check_memory(bundle: Path) -> None:
-    """Refuse before anything is opened; the caches are held twice, once to time passes over."""
+    """Refuse before anything is opened; caches are also held to time passes and to read texts."""
     from spec_export.calibration.devices import available_bytes
     from spec_export.calibration.memory import read_described, require_fit
     from spec_export.engines.manifest import MANIFEST_FILE
 
     available = available_bytes()
     if available is not None and (bundle / MANIFEST_FILE).is_file():
-        require_fit(read_described(bundle), available, "this machine", sets=2)
+        require_fit(read_described(bundle), available, "this machine", sets=3)

@@ -9,11 +9,13 @@ import pytest
 from scipy import stats
 
 from spec_export.calibration.estimate import (
+    Interval,
     RecordedRound,
     Trials,
     alpha_by_category,
     alpha_by_position,
     alpha_of,
+    mean_share,
     share_of,
     student_t,
     trials_by_position,
@@ -203,6 +205,19 @@ def test_texts_that_do_not_differ_are_not_discounted():
     found, pooled = share_of(same), wilson(800, 1000)
     assert found is not None
     assert (found.low, found.high) == pytest.approx((pooled.low, pooled.high))
+
+
+def test_a_mean_over_texts_that_differ():
+    """1,000 sets of 12 texts around 0.6; bounds as for shares of texts that differ."""
+    generator, held = np.random.default_rng(7), 0
+    for _ in range(1000):
+        texts = [generator.beta(6 * a, 6 * (1 - a), 40) for a in generator.beta(12, 8, 12)]
+        found = mean_share(texts)
+        assert found is not None
+        held += found.low <= 0.6 <= found.high
+    assert held / 1000 > 0.92
+    assert mean_share([]) is None and mean_share([[], []]) is None
+    assert mean_share([[0.5, 1.0], []]) == Interval(0.75, 0.0, 1.0)
 
 
 @pytest.mark.parametrize(("successes", "trials"), [(0, 12), (12, 12), (3, 40)])

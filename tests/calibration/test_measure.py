@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from spec_export.calibration import measure as measuring
@@ -13,7 +14,9 @@ from spec_export.calibration.evidence import accept, replay, target_pass
 from spec_export.calibration.measure import Task, decode_rounds, measure, race
 from spec_export.calibration.parts import PartsTimer
 from spec_export.calibration.prompts import Prompt, encode_prompts
+from spec_export.calibration.teacher import Teacher
 from spec_export.engines.errors import RequestError
+from spec_export.engines.passes import PassRunner
 from spec_export.runtime import OpenedBundle, Request, Sampling, Session, Stats, generate
 from spec_export.runtime.opened import make_backend
 
@@ -109,6 +112,41 @@ def test_what_was_measured_of_something_else_is_not_taken_up(opened, device, tmp
     else:
         state.write_bytes(b"\xff{")
     assert measuring._resume(state, opened, device, task) == []
+
+
+def test_beta_at_temperature_0_is_the_share_of_first_drafts_that_are_accepted(opened, tmp_path):
+    """Two ways to the same number: rounds begun at every token, and both models reading the text.
+
+    Nothing of the rounds is used but the text, so that a draft that runs over a stale cache or one
+    token behind in them would show. The very same tokens have to agree.
+    """
+    task = task_of(opened, 40)
+    texts = measure(opened, opened.manifest.device, task, tmp_path / "state")
+    assert sum(len(text.beta) for text in texts) > 100
+    for text in texts:
+        assert list(text.beta) == [float(r.n_accepted > 0) for r in text.rounds]
+
+
+def test_beta_of_a_draft_that_is_the_target_is_1(open_once, build_tiny):
+    opened = open_once(build_tiny("self"))
+    ids = task_of(opened).ids[0]
+    for temperature in (0.0, 0.7):
+        beta = Teacher(opened, temperature).beta([*ids, 5, 9, 17, 5, 9, 17, 5, 9], len(ids))
+        assert beta == pytest.approx([1.0] * 8, abs=1e-4)
+
+
+def test_beta_is_of_logits_and_temperature(opened):
+    """Against both models' rows, computed here in one pass of each over the whole text."""
+    ids = [*task_of(opened).ids[1], 7, 300, 12, 801]
+    models, rows = opened.manifest.models, {}
+    for name, engine in (("target", opened.target), ("draft", opened.draft)):
+        runner = PassRunner(opened.device, engine, models[name])
+        runner.prefill(np.array(ids[:-1]))
+        logits = runner.run("prefill", np.array(ids[-2:-1]), len(ids) - 2, np.zeros(1, np.int64))
+        weights = np.exp(logits[0].astype(np.float64) / 0.7)
+        rows[name] = weights / weights.sum()
+    wanted = np.minimum(rows["target"], rows["draft"]).sum()
+    assert Teacher(opened, 0.7).beta(ids, len(ids) - 1)[-1] == pytest.approx(wanted, rel=1e-4)
 
 
 def test_a_race_decodes_as_many_tokens_both_ways(opened):
