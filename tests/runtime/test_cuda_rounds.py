@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import threading
 
 import pytest
 
@@ -85,4 +86,26 @@ def test_two_sessions_on_one_gpu_keep_apart(tiny_bundle, open_once):
             else:
                 found[i] += piece.tokens
     assert found == expected
+    assert cudart.faults == []
+
+
+def test_sessions_in_two_threads_capture_only_their_own_work(tiny_bundle, open_once):
+    """Each records its rounds while the other enqueues, on the stream that both share."""
+    opened = open_once(tiny_bundle)
+    moved, cudart = on_fake_gpu(opened)
+    requests = [Request(max_tokens=n, ignore_end=True) for n in (30, 37)]
+    requests.append(Request(max_tokens=33, ignore_end=True, sampling=Sampling(0.9, 7)))
+    expected = [[text(Session(opened), request)] * 3 for request in requests]
+    found: dict[int, list[list[int]]] = {}
+
+    def work(i: int) -> None:
+        session = Session(moved)
+        found[i] = [text(session, requests[i]) for _ in range(3)]
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(requests))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [found[i] for i in range(len(requests))] == expected
     assert cudart.faults == []
