@@ -1,0 +1,122 @@
+"""The pages in a real browser: nothing is complained of, nothing is fetched, something is drawn."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+import subprocess
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from spec_export.calibration import memory_plan, plan_report, profile_report
+from spec_export.calibration.memory import read_described
+from spec_export.calibration.plan import plan_speculation
+from tests.calibration.test_profile import FAST, profile_of
+
+BROWSER = next(
+    (
+        found
+        for name in ("chromium", "chromium-browser", "google-chrome")
+        if (found := shutil.which(name))
+    ),
+    None,
+)
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
+
+WIDTH, HEIGHT = 700, 500
+Look = Callable[[str], tuple[str, bytes]]
+
+
+@pytest.fixture
+def look(tmp_path: Path) -> Look:
+    """Show a page; returns what the browser logged and its picture, a PNG."""
+
+    def shown(text: str) -> tuple[str, bytes]:
+        page, picture = tmp_path / "page.html", tmp_path / "page.png"
+        page.write_text(text, encoding="utf-8")
+        assert BROWSER is not None
+        flags = ["--headless", "--disable-gpu", "--hide-scrollbars", "--enable-logging=stderr"]
+        flags += ["--no-sandbox"] if os.geteuid() == 0 else []
+        flags += [f"--user-data-dir={tmp_path / 'user'}", f"--window-size={WIDTH},{HEIGHT}"]
+        run = subprocess.run(
+            [BROWSER, *flags, f"--screenshot={picture}", page.as_uri()],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=240,
+        )
+        assert picture.is_file(), run.stderr
+        return run.stderr, picture.read_bytes()
+
+    return shown
+
+
+def pixels(png: bytes) -> bytes:
+    """RGB of a PNG of 8 bits a channel."""
+    width, height, depth, kind = struct.unpack(">IIBB", png[16:26])
+    assert (width, height, depth) == (WIDTH, HEIGHT, 8)
+    channels, at, packed = {2: 3, 6: 4}[kind], 8, b""
+    while at < len(png):
+        (length,), name = struct.unpack(">I", png[at : at + 4]), png[at + 4 : at + 8]
+        packed += png[at + 8 : at + 8 + length] if name == b"IDAT" else b""
+        at += 12 + length
+    raw, stride = zlib.decompress(packed), channels * width
+    above, rows = bytearray(stride), []
+    for row in range(height):
+        line = bytearray(raw[row * (stride + 1) + 1 : (row + 1) * (stride + 1)])
+        unfilter(raw[row * (stride + 1)], line, above, channels)
+        above = line
+        rows.append(bytes(b for n, b in enumerate(line) if n % channels < 3))
+    return b"".join(rows)
+
+
+def unfilter(kind: int, line: bytearray, above: bytearray, channels: int) -> None:
+    """Undo a filter of PNG (RFC 2083, section 6) in place."""
+    for n in range(len(line)):
+        left = line[n - channels] if n >= channels else 0
+        corner = above[n - channels] if n >= channels else 0
+        guess = left + above[n] - corner
+        nearest = min((left, above[n], corner), key=lambda value: abs(guess - value))
+        add = (0, left, above[n], (left + above[n]) // 2, nearest)[kind]
+        line[n] = (line[n] + add) & 255
+
+
+def colours(rgb: bytes) -> dict[bytes, int]:
+    found: dict[bytes, int] = {}
+    for at in range(0, len(rgb), 3):
+        found[rgb[at : at + 3]] = found.get(rgb[at : at + 3], 0) + 1
+    return found
+
+
+def complaints(log: str) -> list[str]:
+    """What a page did wrong; the browser's own troubles with a machine are not the page's."""
+    return [line for line in log.splitlines() if "CONSOLE" in line]
+
+
+BLUE = bytes.fromhex("0757b8")  # of lines and bars, in a light page
+
+
+def test_the_pages_are_drawn_without_complaints(look, tiny_bundle):
+    pages = [
+        plan_report.html(plan_speculation(0.8, 0.05)),
+        memory_plan.html(memory_plan.plan_memory(read_described(tiny_bundle), None)),
+        profile_report.html(profile_of(FAST)),
+    ]
+    for page in pages:
+        log, picture = look(page)
+        assert not complaints(log)
+        drawn = colours(pixels(picture))
+        assert drawn.get(BLUE, 0) > 500, "lines or bars"
+        assert drawn.get(b"\xff\xff\xff", 0) > WIDTH * HEIGHT // 2, "on a white page"
+
+
+def test_a_page_that_is_wrong_is_seen(look):
+    """Negative controls: a script and a picture from elsewhere are refused and logged."""
+    page = plan_report.html(plan_speculation(0.8, 0.05))
+    for wrong in ("<script>1</script>", '<img src="https://example.com/x.png">'):
+        log, _ = look(page.replace("</body>", wrong + "</body>"))
+        assert complaints(log)
