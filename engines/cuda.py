@@ -224,18 +224,25 @@ class CudaDevice:
         self._waiting("record")
         work()
         self.synchronize()
-        graph = self._captured(work)
         try:
-            nodes = self.api.call("cudaGraphGetNodes", graph)[-1]
-            if not nodes:
-                raise EngineError("nothing was enqueued while recording")
-            executable = self.api.call("cudaGraphInstantiate", graph, 0)
-        finally:
-            self.api.attempt("cudaGraphDestroy", graph)
+            executable = self._instantiated(work)
+        except EngineError as error:
+            raise EngineError(
+                f"this could not be captured as a CUDA graph: {error}; `--no-pipeline` goes without"
+            ) from error
         recorded = CudaGraph(self, executable, work)
         destroy = partial(self.api.attempt, "cudaGraphExecDestroy", executable)
         self._retired.follow(recorded, destroy)
         return recorded
+
+    def _instantiated(self, work: Callable[[], None]) -> Any:
+        graph = self._captured(work)
+        try:
+            if not self.api.call("cudaGraphGetNodes", graph)[-1]:
+                raise EngineError("nothing was enqueued while recording")
+            return self.api.call("cudaGraphInstantiate", graph, 0)
+        finally:
+            self.api.attempt("cudaGraphDestroy", graph)
 
     def _captured(self, work: Callable[[], None]) -> Any:
         """What `work` enqueues, as a graph; whatever happens, this thread is out of the capture."""

@@ -32,6 +32,9 @@ _FATAL = frozenset(
 )
 
 
+_SEEN = "CUDA_VISIBLE_DEVICES and the permissions of /dev/nvidia* decide what it sees"
+
+
 @dataclass(frozen=True)
 class Gpu:
     """A device as CUDA describes it.
@@ -127,19 +130,18 @@ def find_gpu(api: CudaApi, index: int = 0) -> Gpu:
             "no NVIDIA driver was found, so no GPU can be used; install the driver (on a Jetson "
             "it comes with JetPack), or build with --backend onnxruntime"
         )
-    count = api.attempt("cudaGetDeviceCount")
-    if count is None and driver // 1000 < cuda // 1000:
-        raise EngineError(
-            f"the NVIDIA driver serves CUDA {_version(driver)}, cuda-bindings is of CUDA "
-            f"{_version(cuda)}; update the driver, or pip install 'cuda-bindings<"
-            f"{driver // 1000 + 1}'"
-        )
-    count = count or 0
+    try:
+        count = api.call("cudaGetDeviceCount")
+    except EngineError as error:
+        if driver // 1000 < cuda // 1000:
+            raise EngineError(
+                f"the NVIDIA driver serves CUDA {_version(driver)}, cuda-bindings is of CUDA "
+                f"{_version(cuda)}; update the driver, or pip install 'cuda-bindings<"
+                f"{driver // 1000 + 1}'"
+            ) from error
+        raise EngineError(f"the NVIDIA driver shows no GPU: {error}; {_SEEN}") from error
     if index >= count:
-        raise EngineError(
-            f"GPU {index} was asked for and the driver sees {count}; "
-            "CUDA_VISIBLE_DEVICES and the permissions of /dev/nvidia* decide what it sees"
-        )
+        raise EngineError(f"GPU {index} was asked for and the driver sees {count}; {_SEEN}")
     return _described(api, index, _version(driver), _version(cuda))
 
 
