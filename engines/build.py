@@ -110,6 +110,7 @@ def build_bundle(
     progress: Progress = no_progress,
     self_check: SelfCheck = lambda path, memory: None,
     source: Path | None = None,
+    reference: Path | None = None,
 ) -> Bundle:
     """Compile an exported directory for this device.
 
@@ -126,6 +127,7 @@ def build_bundle(
         self_check: called with the finished bundle, still beside `out`, and the hashes of its
             files; what it raises leaves no bundle. Not called where the bundle cannot run.
         source: the directory `exported` was derived from, whose graphs the manifest names.
+        reference: the directory whose graphs engines are held against; `exported` unless given.
 
     Raises:
         BuildError: the options do not fit the models, or a lowered engine computes something else.
@@ -140,6 +142,7 @@ def build_bundle(
     gamma = max(gammas, default=0)
     capacity = capacity_for(options, gamma)
     models = pinned_models(graphs, options)
+    standards = models if reference is None else pinned_models(read_exported(reference), options)
     with new_directory(out, MANIFEST_FILE) as work:
         compiled = {}
         for name, spec in models.items():
@@ -151,8 +154,11 @@ def build_bundle(
             models[name] = _as_compiled(spec, compiled[name])
             progress(f"compiling the {name}", 1, 1)
             if backend.can_run:
-                standard = exported / portable.file
-                _check_engine(backend, work, name, models[name], standard, options, progress)
+                described = replace(standards[name], roles=models[name].roles)
+                standard = (reference or exported) / portable.file
+                _check_engine(
+                    backend, work, name, models[name], standard, described, options, progress
+                )
         sampling = _compile_sampling(backend, exported, graphs, capacity, gammas, work, progress)
         shutil.copytree(exported / "text", work / "text")
         exactness = _probe(backend, work, models["target"], capacity, options.max_len, progress)
@@ -300,12 +306,13 @@ def _check_engine(
     name: str,
     spec: ModelSpec,
     standard: Path,
+    described: ModelSpec,
     options: BuildOptions,
     progress: Progress,
 ) -> Comparison:
     """Hold the compiled engine against its standard graph."""
     progress(f"checking the compiled {name}", 0, 1)
-    result = compare_with_standard(backend, work, spec, options.max_len, standard)
+    result = compare_with_standard(backend, work, spec, options.max_len, standard, described)
     progress(f"checking the compiled {name}", 1, 1)
     if not result.agrees:
         raise BuildError(f"the compiled {name} does not compute its graph: {result.describe()}")

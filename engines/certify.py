@@ -173,19 +173,36 @@ def _compare(
     bundle: Bundle, backend: Backend, exported: Path | None, progress: Progress
 ) -> dict[str, Comparison]:
     """Each engine against its standard graph, in the bundle or in the exported directory."""
+    manifest = bundle.manifest
+    if all(_standard(spec) in manifest.files for spec in manifest.models.values()):
+        return _compare_with(bundle, backend, None, {}, progress)
+    if exported is None:
+        return {}
+    described = _exported_models(bundle, exported, progress)
+    weights = {engine.weights for engine in manifest.engines.values()}
+    from spec_export.engines.prepare import comparable
+
+    with comparable(exported, next(iter(weights), None)) as reference:
+        return _compare_with(bundle, backend, reference, described, progress)
+
+
+def _compare_with(
+    bundle: Bundle,
+    backend: Backend,
+    folder: Path | None,
+    described: dict[str, ModelSpec],
+    progress: Progress,
+) -> dict[str, Comparison]:
+    """Each engine against a graph in `folder`, or against the one in the bundle."""
     found: dict[str, Comparison] = {}
     manifest = bundle.manifest
-    inside = all(_standard(spec) in manifest.files for spec in manifest.models.values())
-    described = None if exported is None or inside else _exported_models(bundle, exported, progress)
-    if not inside and described is None:
-        return found
     for name, spec in manifest.models.items():
         step = f"checking the compiled {name}"
         progress(step, 0, 1)
         graph, theirs = None, None
-        if described is not None and exported is not None:
+        if folder is not None:
             theirs = replace(described[name], roles=spec.roles)
-            graph = exported / theirs.file
+            graph = folder / theirs.file
         found[name] = compare_with_standard(
             backend, bundle.path, spec, manifest.max_len, graph, theirs
         )

@@ -72,12 +72,14 @@ class EngineSpec:
 
     Attributes:
         precision: of weights and sums, such as `float16` or `float16, weights int4`.
+        weights: format of the matrices inside the layers, where it is another one.
         profiles: the optimization profile of each role; roles of one shape share it.
         attentions: layers whose attention is one fused kernel.
         cache_updates: caches that are written in place.
     """
 
     precision: str
+    weights: Literal["int8", "int4", "fp8"] | None
     profiles: dict[str, int]
     attentions: int
     cache_updates: int

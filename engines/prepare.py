@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -66,6 +68,25 @@ def prepare_exported(
     text = to_json(replace(graphs, models=models))
     (out / GRAPHS_FILE).write_text(text, encoding="utf-8")
     progress("changing the precision", len(graphs.models), len(graphs.models))
+
+
+@contextlib.contextmanager
+def comparable(exported: Path, weights: WeightFormat | None) -> Iterator[Path]:
+    """The graphs that an engine is held against: as exported, with the engine's small weights.
+
+    What an engine rounds by its element type is within the tolerance of a comparison, and
+    onnxruntime has no kernels for bfloat16; what small weights round is not the engine's doing.
+
+    Args:
+        exported: the directory the engine was built from.
+        weights: format of its quantized weights.
+    """
+    if weights is None:
+        yield exported
+        return
+    with tempfile.TemporaryDirectory(prefix="spec-export.", ignore_cleanup_errors=True) as folder:
+        prepare_exported(exported, Path(folder), Precision(None, weights))
+        yield Path(folder)
 
 
 def _prepare(exported: Path, out: Path, spec: ModelSpec, precision: Precision) -> ModelSpec:

@@ -125,10 +125,10 @@ class TrtBackend:
         network = self._compile(model.SerializeToString(), graph, profiles, file)
         _check_fused(network, spec, capacity)
         self._times.save()
-        weights = sorted(trt_prepare.weight_formats(model))
-        precision = ", weights ".join([spec.dtype, *weights])
+        weights = trt_prepare.weight_format(model)
         engine = EngineSpec(
-            precision,
+            spec.dtype if weights is None else f"{spec.dtype}, weights {weights}",
+            weights,
             role_profiles(spec),
             network.layers["ATTENTION_INPUT"],
             network.layers["KV_CACHE_UPDATE"],

@@ -21,7 +21,7 @@ from spec_export.engines.trt_prepare import (
     attention_shapes,
     product_model,
     single_product_model,
-    weight_formats,
+    weight_format,
 )
 
 
@@ -52,7 +52,7 @@ class _Questions:
         capacity: int,
     ) -> None:
         self._api, self._options, self._dtype = api, options, spec.dtype
-        self._shapes, self._weights = sorted(attention_shapes(model)), weight_formats(model)
+        self._shapes, self._weights = sorted(attention_shapes(model)), weight_format(model)
         self._capacity, self._known = capacity, dict[tuple[bytes, str | None], str | None]()
 
     def sampling(self, gpu: str | None) -> str | None:
@@ -62,11 +62,10 @@ class _Questions:
 
     def weights(self, gpu: str | None) -> str | None:
         """Why a GPU cannot read the weights."""
-        for name in sorted(self._weights):
-            reason = self._ask(product_model(self._dtype, name), gpu)
-            if reason is not None:
-                return f"{name} weights: {reason}"
-        return None
+        if self._weights is None:
+            return None
+        reason = self._ask(product_model(self._dtype, self._weights), gpu)
+        return None if reason is None else f"{self._weights} weights: {reason}"
 
     def attention(self, rows: int, gpu: str | None) -> str | None:
         """Why a GPU cannot run the attention of a pass of so many rows."""

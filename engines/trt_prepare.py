@@ -17,6 +17,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from spec_export.engines.errors import BuildError
+from spec_export.engines.weight_blocks import WeightFormat
 
 LONGEST_TOP_K = 3840
 _OPSET = 24
@@ -26,7 +27,7 @@ _TYPES = {
     "float16": TensorProto.FLOAT16,
     "bfloat16": TensorProto.BFLOAT16,
 }
-_WEIGHTS = {
+_WEIGHTS: dict[int, WeightFormat] = {
     TensorProto.INT8: "int8",
     TensorProto.INT4: "int4",
     TensorProto.FLOAT8E4M3FN: "fp8",
@@ -97,11 +98,14 @@ def _dims(value: onnx.ValueInfoProto | None) -> list[int]:
     return [] if value is None else [d.dim_value for d in value.type.tensor_type.shape.dim]
 
 
-def weight_formats(model: onnx.ModelProto) -> frozenset[str]:
-    """Formats of the quantized weights."""
+def weight_format(model: onnx.ModelProto) -> WeightFormat | None:
+    """Format of the quantized weights; None where there are none."""
     types = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
     read = {n.input[0] for n in model.graph.node if n.op_type == "DequantizeLinear"}
-    return frozenset(_WEIGHTS[types[name]] for name in read if types.get(name) in _WEIGHTS)
+    found = {_WEIGHTS[types[name]] for name in read if types.get(name) in _WEIGHTS}
+    if len(found) > 1:
+        raise BuildError(f"the weights have several formats: {', '.join(sorted(found))}")
+    return found.pop() if found else None
 
 
 def attention_model(shape: AttentionShape, rows: int, capacity: int, dtype: str) -> bytes:

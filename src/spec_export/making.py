@@ -106,10 +106,14 @@ def build(exported: Path, shapes: Shapes, out: Path, chosen: Compiling, steps: S
     from spec_export.engines.atomic import check_replaceable
     from spec_export.engines.build import build_bundle, check_options, read_exported
     from spec_export.engines.bundle import default_memory
+    from spec_export.engines.extras import require
     from spec_export.engines.manifest import MANIFEST_FILE
     from spec_export.runtime.compare import check_session
     from spec_export.runtime.opened import open_runtime
     from spec_export.runtime.session import Session
+
+    require("build", "onnx_ir")
+    from spec_export.engines.prepare import comparable
 
     graphs = read_exported(exported)
     options = shapes.options(graphs.models["target"].max_position)
@@ -134,9 +138,10 @@ def build(exported: Path, shapes: Shapes, out: Path, chosen: Compiling, steps: S
         memory = check_device_memory(chosen, backend, prepared, described, options)
         if memory is not None:
             steps.say(memory)
-        bundle = build_bundle(
-            prepared, out, backend, options, default_memory(), steps, check, exported
-        )
+        with comparable(exported, chosen.weights) as reference:
+            bundle = build_bundle(
+                prepared, out, backend, options, default_memory(), steps, check, exported, reference
+            )
     return Made(bundle, checks[0] if checks else None)
 
 
@@ -146,9 +151,6 @@ def _in_precision(
 ) -> Iterator[tuple[Path, GraphsSpec]]:
     """The exported directory, or one of another precision that goes away."""
     from spec_export.engines.build import read_exported
-    from spec_export.engines.extras import require
-
-    require("build", "onnx_ir")
     from spec_export.engines.prepare import prepare_exported
 
     precision = chosen.precision(graphs)
