@@ -65,8 +65,8 @@ def filter_graph(filters: Filters, vocabulary: int) -> ir.Model:
 
     Inputs: `p [R, V64]`; `top_p [1]` (1: off) and `min_p [1]` (0: off) float32; but for `nucleus`
     `top_k [1]` int64 (0: off); for `typical` `typical_p [1]` float32 (1: off). Outputs: `kept
-    [R, V64]`; of `top` and `nucleus` `overflow [1]` int64, which is 1 where a threshold was not
-    found: then what is kept is not to be used.
+    [R, V64]`; of `top` and `nucleus` `overflow [R]` int64, which is 1 where a threshold was not
+    found: then what is kept of that row is not to be used.
 
     Args:
         filters: how the threshold is found; `top` where top-k is off or below 256.
@@ -77,7 +77,7 @@ def filter_graph(filters: Filters, vocabulary: int) -> ir.Model:
     inputs |= {"top_k": (I64, (1,))} if filters != "nucleus" else {}
     inputs |= {"typical_p": (F32, (1,))} if filters == "typical" else {}
     outputs: Signature = {"kept": (F32, rows)}
-    outputs |= {"overflow": (I64, (1,))} if filters in ("top", "nucleus") else {}
+    outputs |= {"overflow": (I64, ("R",))} if filters in ("top", "nucleus") else {}
     find = {"top": _cut_of_top, "nucleus": _cut_of_nucleus}.get(filters, _cut_by_bisection)
 
     def body(op: Ops, given: Values) -> Values:
@@ -88,8 +88,7 @@ def filter_graph(filters: Filters, vocabulary: int) -> ir.Model:
         if filters == "typical":
             made["kept"] = _typical(op, made["kept"], given)
         if cut.is_outside is not None:
-            is_outside = op.Cast(cut.is_outside, to=I64)  # [R, 1]
-            made["overflow"] = op.ReduceMax(is_outside, [0], keepdims=0)  # [1]
+            made["overflow"] = op.Cast(op.Squeeze(cut.is_outside, [1]), to=I64)  # [R]
         return made
 
     return make_model(f"filter_{filters}", inputs, outputs, body)

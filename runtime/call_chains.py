@@ -22,31 +22,43 @@ class Sequel:
 
 
 class Fallback:
-    """Calls that compute the same, the next one where one could not; the last one always can.
+    """Ways to compute the same rows; where one could not, the next computes that row alone.
 
     Args:
         device: where they run.
-        calls: make them, in the order they are tried; each is made when first needed.
-        overflow: `[1]` int64, 1 where a call could not; the last one does not write it.
+        ways: bind rows `start` to `stop`, in the order they are tried; each when first needed. The
+            last one always can.
+        overflow: `[rows]` int64, 1 for each row that a way could not compute; the last one does
+            not write it.
+        start: the first of the rows.
     """
 
     def __init__(
-        self, device: Device, calls: Sequence[Callable[[], Call]], overflow: Buffer
+        self,
+        device: Device,
+        ways: Sequence[Callable[[int, int], Call]],
+        overflow: Buffer,
+        start: int = 0,
     ) -> None:
-        self._device, self._unmade = device, list(calls[1:])
-        self._calls = [calls[0]()]
-        self._overflow, self._found = overflow, np.zeros(1, np.int64)
+        rows = overflow.shape[0]
+        self._device, self._ways, self._overflow, self._start = device, ways[1:], overflow, start
+        self._call = ways[0](start, start + rows)
+        self._found = np.zeros(rows, np.int64)
+        self._is_missing = self._found.data  # gives Python integers without making an array
+        self._alone: dict[int, Fallback] = {}
 
     def enqueue(self) -> None:
-        """Run until one can."""
-        tried = 0
-        while True:
-            self._calls[tried].enqueue()
-            tried += 1
-            if tried == len(self._calls) and not self._unmade:
-                return
-            self._device.download(self._overflow, self._found)
-            if not self._found[0]:
-                return
-            if tried == len(self._calls):
-                self._calls.append(self._unmade.pop(0)())
+        """Run the first way, then others for the rows it could not compute."""
+        self._call.enqueue()
+        if not self._ways:
+            return
+        self._device.download(self._overflow, self._found)
+        for row, is_missing in enumerate(self._is_missing):
+            if is_missing:
+                self._row(row).enqueue()
+
+    def _row(self, row: int) -> Fallback:
+        if row not in self._alone:
+            flag = self._overflow.part(row, row + 1)
+            self._alone[row] = Fallback(self._device, self._ways, flag, self._start + row)
+        return self._alone[row]

@@ -69,7 +69,7 @@ class SamplingCalls:
         self._unfiltered = self._new(rows, np.float32) if plan.filters else None
         is_weighed = plan.proposes not in (None, "greedy")
         self._q = self._new((gamma, self._width), np.float32) if is_weighed else None
-        self._overflow = self._new((1,), np.int64)
+        self._overflow = self._new((self._rows,), np.int64)
         verifying = {name: role for name, role in roles.items() if name.startswith("verify")}
         self.sample: dict[str, Call] = {
             name: self._bind_sample(role) for name, role in roles.items() if name not in verifying
@@ -233,16 +233,20 @@ class SamplingCalls:
         weighing = sampling[f"{key.name}.{rows}"].bind("run", bound)
         if not is_filtered:
             return (weighing,)
-        bound |= {"kept": out, "overflow": self._overflow}
 
-        def later(name: str) -> Callable[[], Call]:
-            return lambda: sampling[f"filter_{name}.{rows}"].bind("run", bound)
+        def way(name: str) -> Callable[[int, int], Call]:
+            def bind(start: int, stop: int) -> Call:
+                parts = {"p": made, "kept": out, "overflow": self._overflow}
+                these = {key: buffer.part(start, stop) for key, buffer in parts.items()}
+                return sampling[f"filter_{name}.{stop - start}"].bind("run", bound | these)
+
+            return bind
 
         # Whether a quick filter sufficed is for the host to ask, which a device that works later
         # would have to be waited for.
         filters = self.plan.filters[-1:] if self._device.is_deferred else self.plan.filters
-        calls = [later(name) for name in filters]
-        return weighing, Fallback(self._device, calls, self._overflow)
+        ways = [way(name) for name in filters]
+        return weighing, Fallback(self._device, ways, self._overflow.part(0, rows))
 
     def _bind_sample(self, role: BoundRole) -> Call:
         plan, logits = self.plan, first_row(role.buffers["logits"])

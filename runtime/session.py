@@ -50,7 +50,8 @@ class RoundResult:
     """What a round or a plain step emitted; one object a session, overwritten by the next.
 
     Attributes:
-        tokens: emitted ids, `n_accepted + 1`.
+        tokens: emitted ids, `n_accepted + 1`; all of them drafts where the row after them cannot
+            be drawn from.
         logprobs: of each, under the raw target distribution.
         n_draft: drafts verified.
         n_accepted: drafts accepted.
@@ -252,7 +253,11 @@ class Session:
         return _Started(role, n_draft, report)
 
     def _finish(self, started: _Started) -> RoundResult:
-        """Read a round and take it into the history; refuse what is not finite."""
+        """Read a round and take it into the history; refuse what is not finite.
+
+        What comes before such a row stays: the text may end there and never reach it. Where it does
+        not, the next pass meets it again.
+        """
         report, result, n_draft = started.report, self.result, started.n_draft
         try:
             report.wait()
@@ -264,17 +269,25 @@ class Session:
         result.logprobs.clear()
         for i in range(n_accepted + 1):
             if not math.isfinite(report.logprob[i]):
-                self._recover()
-                raise _not_drawn(report.logprob[i], len(self.history) + i)
+                break
             result.tokens.append(report.tokens[i])
             result.logprobs.append(report.logprob[i])
+        kept = len(result.tokens)
+        if not kept:
+            self._recover()
+            raise _not_drawn(report.logprob[0], len(self.history))
+        is_cut = kept <= n_accepted
+        if is_cut:
+            n_draft = n_accepted = kept
         result.n_draft, result.n_accepted = n_draft, n_accepted
         sampling, listed = self._rounds.sampling, self._listed
-        result.top = sampling.top_logprobs(started.role, n_accepted + 1, listed) if listed else []
+        result.top = sampling.top_logprobs(started.role, kept, listed) if listed else []
         self.history.extend(result.tokens)
         sampling.grow(result.tokens)
         if self.draft is not None:
             self.draft.commit(result.tokens, n_draft, n_accepted)
+        if is_cut:
+            self._recover()
         return result
 
     def _can_run_ahead(self, role: str, n_draft: int) -> bool:
