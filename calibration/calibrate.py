@@ -238,5 +238,6 @@ def _setting(task: Task) -> Setting:
         tokens=task.tokens,
         temperature=task.sampling.temperature,
         seed=task.sampling.seed or 0,
+        rule=task.sampling.rule,
         kv_len=task.kv_len,
     )

@@ -75,8 +75,10 @@ class TextEvidence:
 def replay(rounds: Sequence[TimedRound], gamma: int) -> list[RecordedRound]:
     """The rounds that decoding the text takes with `gamma` drafts.
 
-    Exact at temperature 0 and with the rule `invariant`, where a text does not depend on drafts. In
-    law for look-up with any rule: a draft is accepted with the chance that the target draws it.
+    Exact at temperature 0 and with the rule `invariant`, where a text does not depend on drafts.
+    With other rules a round has the right law where it begins, but what follows it was drawn apart
+    from it: tokens a round of the tiny pair at temperature 1 and gamma 4 were 2.36 against 2.44
+    when decoded (`reject`), 2.55 against 2.52 (`block`), each within 0.03.
 
     Args:
         rounds: begun at each token, with at least `gamma` drafts where there were so many.

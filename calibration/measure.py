@@ -71,6 +71,7 @@ class State:
         tokens: after each.
         temperature: of sampling.
         seed: of sampling.
+        rule: of acceptance; None at temperature 0.
         texts: evidence of the first prompts.
     """
 
@@ -81,6 +82,7 @@ class State:
     tokens: int
     temperature: float
     seed: int
+    rule: str | None
     texts: tuple[TextEvidence, ...]
 
 
@@ -228,6 +230,7 @@ def _state(
         tokens=task.tokens,
         temperature=task.sampling.temperature,
         seed=task.sampling.seed or 0,
+        rule=task.sampling.rule,
         texts=tuple(texts),
     )
 

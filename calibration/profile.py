@@ -35,6 +35,7 @@ class Setting:
         tokens: asked for after each.
         temperature: of sampling.
         seed: of sampling.
+        rule: of acceptance; None at temperature 0.
         kv_len: cached tokens at which passes were timed.
     """
 
@@ -43,6 +44,7 @@ class Setting:
     tokens: int
     temperature: float
     seed: int
+    rule: str | None
     kv_len: int
 
 

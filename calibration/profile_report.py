@@ -54,7 +54,7 @@ def html(profile: Profile) -> str:
 def remarks(profile: Profile) -> list[str]:
     """Where and on what it was measured, and what does not add up."""
     setting, device, found = profile.setting, profile.device, profile.acceptance
-    state = profile.after
+    state, rule = profile.after, "" if setting.rule is None else f", rule {setting.rule}"
     conditions = [
         f"{state.clock_mhz:.0f} MHz" if state.clock_mhz is not None else "",
         f"governor {state.governor}" if state.governor else "",
@@ -65,7 +65,7 @@ def remarks(profile: Profile) -> list[str]:
         f"{device.processor}, {device.backend} {device.version}, {device.threads} threads"
         + "".join(f", {text}" for text in conditions if text),
         f"{setting.prompts} prompts, {setting.tokens} tokens after each, temperature "
-        f"{setting.temperature:g}; passes timed at {setting.kv_len} cached tokens",
+        f"{setting.temperature:g}{rule}; passes timed at {setting.kv_len} cached tokens",
         f"{found.passes_with_drafts} of {found.passes} passes had drafts; {found.accepted} drafts "
         f"accepted, {found.rejected} rejected",
         "intervals are at 95 %, over texts: other texts can differ by more",

@@ -23,6 +23,7 @@ class CalibrateOptions:
     prompts: Path | None
     tokens: int
     temperature: float
+    rule: str | None
     seed: int
     threads: int | None
     output: Path | None
@@ -78,7 +79,9 @@ def _task(opened: OpenedBundle, options: CalibrateOptions) -> Task:
     else:
         prompts = read_prompts(options.prompts)
         ids = encode_prompts(opened, prompts)
-    sampling = Sampling(options.temperature, options.seed)
+    # Not the default for a seed: whoever runs without one gets `reject`.
+    rule = options.rule if options.temperature else None
+    sampling = Sampling(options.temperature, options.seed, rule)  # type: ignore[arg-type]
     return Task(tuple(prompts), tuple(map(tuple, ids)), options.tokens, sampling)
 
 

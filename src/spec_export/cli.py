@@ -282,6 +282,7 @@ def _calibrate(
     prompts: opt.Prompts = None,
     tokens: opt.MeasuredTokens = 64,
     temperature: opt.MeasuredTemperature = 0.0,
+    rule: opt.MeasuredRule = opt.RuleName.reject,
     seed: opt.MeasuredSeed = 0,
     threads: opt.Threads = None,
     output: opt.ProfileOut = None,
@@ -292,7 +293,9 @@ def _calibrate(
     """Measure a bundle here: is speculation worth it, and with what gamma?"""
     from spec_export.calibrating import CalibrateOptions, calibrate_bundle
 
-    options = CalibrateOptions(prompts, tokens, temperature, seed, threads, output, report)
+    options = CalibrateOptions(
+        prompts, tokens, temperature, rule.value, seed, threads, output, report
+    )
     calibrate_bundle(bundle, options, as_json=as_json, quiet=quiet)
 
 

@@ -234,6 +234,7 @@ Prompts = Annotated[
 ]
 MeasuredTokens = Annotated[int, _shown("Tokens to generate after each prompt.", metavar="N")]
 MeasuredTemperature = Annotated[float, _shown("Of sampling; acceptance depends on it.")]
+MeasuredRule = Annotated[RuleName, _shown("How drafts are accepted above temperature 0.")]
 MeasuredSeed = Annotated[int, _shown("Of sampling.", metavar="S")]
 ProfileOut = Annotated[
     Path | None,

@@ -42,7 +42,8 @@ def test_calibrate_as_json_and_quietly(cli, tiny_bundle, tmp_path, prompts):
     called = cli(*given, "--json", "--temperature", 0.7, "--seed", 5)
     assert called.out.count("\n") == 1
     found = json.loads(called.out)
-    assert (found["setting"]["temperature"], found["setting"]["seed"]) == (0.7, 5)
+    setting = found["setting"]
+    assert (setting["temperature"], setting["seed"], setting["rule"]) == (0.7, 5, "reject")
     called = cli(*given, "--quiet")
     assert called.out.count("\n") == 1 and called.err == ""
     assert called.out.strip() == read_profile(tmp_path / "p").reason
