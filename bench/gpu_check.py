@@ -323,16 +323,18 @@ def register_torch() -> None:
     opened._BACKENDS["torch"] = lambda name, threads: backend
 
 
-def parity(path: Path) -> tuple[str, dict[str, Any]]:
+def parity(path: Path, exported: Path) -> tuple[str, dict[str, Any]]:
     """Every role of every model against ONNX Runtime on the CPU, once more on the opened bundle."""
-    from spec_export.engines.build import compare_with_standard
     from spec_export.engines.bundle import open_bundle
+    from spec_export.engines.standard import STANDARD_GRAPH, compare_with_standard
     from spec_export.runtime.opened import make_backend
 
     manifest = open_bundle(path, None).manifest
     backend, found = make_backend(manifest.device.backend), {}
     for name, spec in manifest.models.items():
-        found[name] = compare_with_standard(backend, path, spec, manifest.max_len)
+        inside = (path / spec.file).with_name(STANDARD_GRAPH)
+        graph = inside if inside.is_file() else (exported / spec.file).with_suffix(".onnx")
+        found[name] = compare_with_standard(backend, path, spec, manifest.max_len, graph)
         assert found[name].agrees, f"{name}: {found[name].describe()}"
     worst = max(found.values(), key=lambda one: one.worst_logit / one.tolerance)
     agreement = min(one.argmax_agreement for one in found.values())
@@ -447,7 +449,7 @@ def speed_up(session: Any, tokens: int) -> tuple[str, dict[str, Any]]:
 # --- all of it ------------------------------------------------------------------------------------
 
 
-def bundle_steps(report: Report, label: str, path: Path, *, is_gpu: bool) -> None:
+def bundle_steps(report: Report, label: str, path: Path, exported: Path, *, is_gpu: bool) -> None:
     """What is measured of a bundle."""
     from spec_export.runtime import Session, open_runtime
 
@@ -457,7 +459,7 @@ def bundle_steps(report: Report, label: str, path: Path, *, is_gpu: bool) -> Non
         opened.append(Session(open_runtime(path)))
         return f"exactness {opened[0].opened.exactness}", {}
 
-    report.run(f"{label}: parity", lambda: parity(path))
+    report.run(f"{label}: parity", lambda: parity(path, exported))
     if not report.run(f"{label}: open", open_it) or not opened:
         return
     session = opened[0]
@@ -516,7 +518,7 @@ def model_steps(report: Report, name: str, folder: Path, chosen: Any, *, is_gpu:
 
         if not report.run(f"{label}: build", build_it) or not out.exists():
             continue
-        bundle_steps(report, label, out, is_gpu=is_gpu)
+        bundle_steps(report, label, out, made[0], is_gpu=is_gpu)
         if backend == "onnxruntime":
 
             def stand_in(out: Path = out) -> tuple[str, dict[str, Any]]:

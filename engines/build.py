@@ -7,22 +7,15 @@ from __future__ import annotations
 
 import datetime
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from spec_export.engines.atomic import check_replaceable, new_directory
 from spec_export.engines.backend import Backend, Compiled
-from spec_export.engines.bundle import (
-    Bundle,
-    Progress,
-    VerifiedFiles,
-    hash_file,
-    list_files,
-    no_progress,
-)
+from spec_export.engines.build_sampling import compile_sampling
+from spec_export.engines.bundle import Bundle, Progress, VerifiedFiles, list_files, no_progress
 from spec_export.engines.bundle import open_bundle as _open_bundle
-from spec_export.engines.compare import Comparison, compare_engines
 from spec_export.engines.consistency import (
     GAMMA_RANGE,
     LONGEST_CHUNK,
@@ -30,14 +23,13 @@ from spec_export.engines.consistency import (
     rounded_capacity,
 )
 from spec_export.engines.errors import BuildError, IntegrityError
-from spec_export.engines.external import check_external, external_names
+from spec_export.engines.external import check_external
 from spec_export.engines.graphs import (
     GRAPHS_FILE,
     GRAPHS_SCHEMA,
     GraphsSpec,
     ModelSpec,
     RoleSpec,
-    SamplingSpec,
     pinned_roles,
 )
 from spec_export.engines.manifest import (
@@ -47,10 +39,10 @@ from spec_export.engines.manifest import (
     Manifest,
 )
 from spec_export.engines.probe import probe_exactness
+from spec_export.engines.standard import STANDARD_GRAPH, compare_with_standard, onnx_hashes
 from spec_export.engines.strict import read_json, to_json
 from spec_export.engines.versions import versions
 
-STANDARD_GRAPH = "standard.onnx"
 SelfCheck = Callable[[Path, VerifiedFiles], None]
 
 
@@ -159,7 +151,7 @@ def build_bundle(
                 _check_engine(
                     backend, work, name, models[name], standard, described, options, progress
                 )
-        sampling = _compile_sampling(backend, exported, graphs, capacity, gammas, work, progress)
+        sampling = compile_sampling(backend, exported, graphs, capacity, gammas, work, progress)
         shutil.copytree(exported / "text", work / "text")
         exactness = _probe(backend, work, models["target"], capacity, options.max_len, progress)
         manifest = Manifest(
@@ -283,23 +275,6 @@ def _probe(
     return probe_exactness(backend.device, engine, spec, capacity, max_len, progress)
 
 
-def onnx_hashes(
-    exported: Path, graphs: GraphsSpec, progress: Progress = no_progress
-) -> dict[str, str]:
-    """SHA-256 of every graph of an exported directory and of their weights, by relative path."""
-    named = [spec.file for spec in graphs.models.values()]
-    named += [spec.file for spec in graphs.sampling.values()]
-    files = {exported / name for name in named}
-    for graph in list(files):
-        files |= {graph.with_name(name) for name in external_names(graph)}
-    hashes = {}
-    for done, file in enumerate(sorted(files)):
-        progress("hashing the graphs", done, len(files))
-        hashes[file.relative_to(exported).as_posix()] = hash_file(file)
-    progress("hashing the graphs", len(files), len(files))
-    return hashes
-
-
 def _check_engine(
     backend: Backend,
     work: Path,
@@ -309,92 +284,10 @@ def _check_engine(
     described: ModelSpec,
     options: BuildOptions,
     progress: Progress,
-) -> Comparison:
+) -> None:
     """Hold the compiled engine against its standard graph."""
     progress(f"checking the compiled {name}", 0, 1)
     result = compare_with_standard(backend, work, spec, options.max_len, standard, described)
     progress(f"checking the compiled {name}", 1, 1)
     if not result.agrees:
         raise BuildError(f"the compiled {name} does not compute its graph: {result.describe()}")
-    return result
-
-
-def compare_with_standard(
-    backend: Backend,
-    directory: Path,
-    spec: ModelSpec,
-    max_len: int,
-    standard: Path | None = None,
-    standard_spec: ModelSpec | None = None,
-) -> Comparison:
-    """Compare a bundle's engine with a standard graph in ONNX Runtime on the CPU.
-
-    Args:
-        backend: of the bundle.
-        directory: of the bundle.
-        spec: the engine's description.
-        max_len: tokens of a context.
-        standard: the graph, with its weights beside it; the one in the bundle unless given.
-        standard_spec: its description, where that is another one: a graph of another type.
-    """
-    from spec_export.engines.ort import OrtBackend
-
-    engine = backend.open_model(directory / spec.file, spec)
-    reference = OrtBackend()
-    theirs = standard_spec or spec
-    graph = standard or (directory / spec.file).with_name(STANDARD_GRAPH)
-    opened = reference.open_mapped(graph, theirs)
-    return compare_engines(
-        backend.device, engine, opened, spec, max_len, reference.device, standard_spec=theirs
-    )
-
-
-def _compile_sampling(
-    backend: Backend,
-    exported: Path,
-    graphs: GraphsSpec,
-    capacity: int,
-    gammas: tuple[int, ...],
-    work: Path,
-    progress: Progress,
-) -> dict[str, SamplingSpec]:
-    wanted = [
-        (f"{name}.{rows}" if rows else name, spec, pins | {"C": capacity})
-        for name, spec in graphs.sampling.items()
-        if name not in backend.left_out
-        for rows, pins in _pins(name, spec, gammas)
-    ]
-    compiled = {}
-    for done, (label, spec, pins) in enumerate(wanted):
-        progress("compiling sampling graphs", done, len(wanted))
-        file = f"sampling/{label}{backend.suffix}"
-        backend.compile_sampling(exported / spec.file, pins, work / file)
-        compiled[label] = SamplingSpec(
-            file,
-            tuple(tensor.pinned(pins) for tensor in spec.inputs),
-            tuple(tensor.pinned(pins) for tensor in spec.outputs),
-        )
-    progress("compiling sampling graphs", len(wanted), len(wanted))
-    return compiled
-
-
-def _pins(
-    name: str, spec: SamplingSpec, gammas: tuple[int, ...]
-) -> Iterator[tuple[int, dict[str, int]]]:
-    """Rows a graph is built for, with its symbols; 0 where nothing in it varies with them.
-
-    A graph that judges has one form for each round width. One that reads rows of a pass has one for
-    a single row as well, and where it reads drafts, those of the widest round.
-    """
-    dims = {dim for tensor in spec.inputs for dim in tensor.dims}
-    widest = max(gammas, default=0)
-    # An empty tensor is not for every engine: there is one draft and one pass even where none is.
-    pins = {"D": max(1, widest), "G": max(1, widest), "M": widest + 1, "W": 2 * (widest + 1)}
-    if "M" in dims:
-        yield from ((gamma + 1, pins | {"G": gamma, "M": gamma + 1}) for gamma in gammas)
-        return
-    if "R" not in dims:
-        yield 0, pins
-        return
-    widths = set() if name.startswith("draft_") else {gamma + 1 for gamma in gammas}
-    yield from ((rows, pins | {"R": rows}) for rows in sorted({1} | widths))

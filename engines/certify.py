@@ -15,14 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from spec_export.engines.atomic import storage_error
 from spec_export.engines.backend import Backend
-from spec_export.engines.build import (
-    STANDARD_GRAPH,
-    BuildOptions,
-    compare_with_standard,
-    onnx_hashes,
-    pinned_models,
-    read_exported,
-)
+from spec_export.engines.build import BuildOptions, pinned_models, read_exported
 from spec_export.engines.bundle import (
     Bundle,
     Progress,
@@ -37,6 +30,7 @@ from spec_export.engines.fitting import check_fits
 from spec_export.engines.graphs import ModelSpec
 from spec_export.engines.manifest import MANIFEST_FILE, DeviceSpec, ExactnessSpec
 from spec_export.engines.probe import probe_exactness
+from spec_export.engines.standard import STANDARD_GRAPH, compare_with_standard, onnx_hashes
 from spec_export.engines.strict import to_json
 
 _RANK = {"unprobed": -1, "none": 0, "row_invariant": 1, "width_invariant": 2}

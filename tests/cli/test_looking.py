@@ -70,7 +70,7 @@ def test_inspect_as_json(cli, tiny_bundle, tiny_pair_exported, kind):
     path = {
         "bundle": tiny_bundle,
         "exported": tiny_pair_exported,
-        "onnx": tiny_bundle / "sampling" / "accept_greedy.onnx",
+        "onnx": tiny_bundle / "sampling" / "accept_greedy.5.onnx",
     }[kind]
     called = cli("inspect", path, "--json")
     assert called.code == 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from spec_export.engines.build import (
-    STANDARD_GRAPH,
     BuildOptions,
     build_bundle,
     capacity_for,
@@ -16,6 +15,7 @@ from spec_export.engines.bundle import open_bundle
 from spec_export.engines.consistency import check_manifest
 from spec_export.engines.errors import BuildError
 from spec_export.engines.ort import OrtBackend
+from spec_export.engines.standard import STANDARD_GRAPH
 from spec_export.runtime import Session
 from tests.decoding import trace
 

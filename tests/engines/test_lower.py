@@ -10,15 +10,14 @@ import pytest
 
 from spec_export.engines import lower
 from spec_export.engines.build import (
-    STANDARD_GRAPH,
     BuildOptions,
     build_bundle,
-    compare_with_standard,
     read_exported,
 )
 from spec_export.engines.bundle import open_bundle
 from spec_export.engines.errors import BuildError
 from spec_export.engines.ort import OrtBackend
+from spec_export.engines.standard import STANDARD_GRAPH, compare_with_standard
 from tests.tiny_models import FAMILIES, POSITIONS, WINDOW
 
 OPTIONS = BuildOptions(gamma=8, max_len=POSITIONS, chunk=20)  # as `build_family` has them

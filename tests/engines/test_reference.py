@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 
 from spec_export.engines.backend import Backend
-from spec_export.engines.build import STANDARD_GRAPH, BuildOptions, build_bundle
+from spec_export.engines.build import BuildOptions, build_bundle
 from spec_export.engines.bundle import open_bundle
 from spec_export.engines.compare import compare_engines
 from spec_export.engines.errors import BundleError, NonFiniteError
 from spec_export.engines.ort import OrtBackend
 from spec_export.engines.passes import PassRunner
 from spec_export.engines.reference import ReferenceBackend
+from spec_export.engines.standard import STANDARD_GRAPH
 from spec_export.runtime import OpenedBundle, Sampling, Session, open_runtime
 from spec_export.runtime.text import Text
 from tests.decoding import decode, trace

@@ -1,0 +1,60 @@
+"""The standard graph of an engine: where it is, its hash, and whether the engine computes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from spec_export.engines.backend import Backend
+from spec_export.engines.bundle import Progress, hash_file, no_progress
+from spec_export.engines.compare import Comparison, compare_engines
+from spec_export.engines.external import external_names
+from spec_export.engines.graphs import GraphsSpec, ModelSpec
+
+STANDARD_GRAPH = "standard.onnx"
+
+
+def compare_with_standard(
+    backend: Backend,
+    directory: Path,
+    spec: ModelSpec,
+    max_len: int,
+    standard: Path | None = None,
+    standard_spec: ModelSpec | None = None,
+) -> Comparison:
+    """Compare a bundle's engine with a standard graph in ONNX Runtime on the CPU.
+
+    Args:
+        backend: of the bundle.
+        directory: of the bundle.
+        spec: the engine's description.
+        max_len: tokens of a context.
+        standard: the graph, with its weights beside it; the one in the bundle unless given.
+        standard_spec: its description, where that is another one: a graph of another type.
+    """
+    from spec_export.engines.ort import OrtBackend
+
+    engine = backend.open_model(directory / spec.file, spec)
+    reference = OrtBackend()
+    theirs = standard_spec or spec
+    graph = standard or (directory / spec.file).with_name(STANDARD_GRAPH)
+    opened = reference.open_mapped(graph, theirs)
+    return compare_engines(
+        backend.device, engine, opened, spec, max_len, reference.device, standard_spec=theirs
+    )
+
+
+def onnx_hashes(
+    exported: Path, graphs: GraphsSpec, progress: Progress = no_progress
+) -> dict[str, str]:
+    """SHA-256 of every graph of an exported directory and of their weights, by relative path."""
+    named = [spec.file for spec in graphs.models.values()]
+    named += [spec.file for spec in graphs.sampling.values()]
+    files = {exported / name for name in named}
+    for graph in list(files):
+        files |= {graph.with_name(name) for name in external_names(graph)}
+    hashes = {}
+    for done, file in enumerate(sorted(files)):
+        progress("hashing the graphs", done, len(files))
+        hashes[file.relative_to(exported).as_posix()] = hash_file(file)
+    progress("hashing the graphs", len(files), len(files))
+    return hashes
