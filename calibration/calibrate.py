@@ -32,6 +32,7 @@ from spec_export.calibration.forecast import (
     host_times,
     jackknife,
     leave_some_out,
+    timed_rounds,
 )
 from spec_export.calibration.measure import Race, Task, measure, race
 from spec_export.calibration.profile import (
@@ -40,6 +41,7 @@ from spec_export.calibration.profile import (
     PartTimes,
     PassTimes,
     Profile,
+    RoundTimes,
     Setting,
 )
 from spec_export.engines.bundle import Progress, no_progress
@@ -187,6 +189,7 @@ def times_of(texts: Sequence[TextEvidence], widths: Widths) -> PartTimes:
         propose=parts.get(evidence.PROPOSE),
         accept=parts.get(evidence.accept(widths.gammas[-1] + 1)),
         host=host_times(texts, widths),
+        rounds=tuple(RoundTimes(n, ms) for n, ms in timed_rounds(texts).items()),
     )
 
 
@@ -238,6 +241,6 @@ def _setting(task: Task) -> Setting:
         tokens=task.tokens,
         temperature=task.sampling.temperature,
         seed=task.sampling.seed or 0,
-        rule=task.sampling.rule,
+        rule=task.rule,
         kv_len=task.kv_len,
     )

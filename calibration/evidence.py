@@ -60,6 +60,7 @@ class TextEvidence:
     Attributes:
         category: of its prompt.
         rounds: begun at each token after the first, at the largest gamma the bundle was built for.
+        shorter: rounds with fewer drafts, begun here and there for their time alone.
         plain_ms: of each step of the fastest plain decoding after the same prompt.
         parts_ms: times of every part by its name.
         beta: at each token a round began at, from both models reading the text; none for look-up.
@@ -67,6 +68,7 @@ class TextEvidence:
 
     category: str
     rounds: tuple[TimedRound, ...]
+    shorter: tuple[TimedRound, ...]
     plain_ms: tuple[float, ...]
     parts_ms: dict[str, tuple[float, ...]]
     beta: tuple[float, ...] = ()

@@ -1,10 +1,9 @@
 """From evidence to a choice: predicted speed-up of every gamma, with an interval, and the best.
 
-What a gamma emits is counted, by replaying texts with it (`evidence.replay`). What it takes is put
-together from times of parts: the draft's passes, a target pass over the narrowest built width with
-room for the drafts, and the rest of a round. The speed-up is tokens over time, by those of the
-fastest plain decoding: Theorem 3.8 of arXiv 2211.17192 with measured tokens in place of Equation 1
-and measured costs in place of c and 1.
+What a gamma emits is counted, by replaying texts with it (`evidence.replay`). What it takes are the
+median times of rounds with as many drafts, timed in the texts; where there were none of a kind, the
+parts of one. The speed-up is tokens over time, by those of the fastest plain decoding: Theorem 3.8
+of arXiv 2211.17192 with measured tokens in place of Equation 1 and times in place of c and 1.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from spec_export.calibration.evidence import TextEvidence, Times, pooled_parts, 
 
 T = TypeVar("T")
 _CONFIDENCE = 0.95
+_FEWEST_ROUNDS = 8  # of a kind, for a median
 _MOST_GROUPS = 20  # left out one at a time; more make the interval no better, only slower
 
 
@@ -63,62 +63,59 @@ class GammaForecast:
 
 @dataclass(frozen=True)
 class RoundCosts:
-    """Times of a round's parts in milliseconds, as a prediction uses them.
+    """What a round takes, in milliseconds.
 
     Attributes:
-        target: of a target pass by rows.
-        accept: of judging by rows; 0 where it was not measured and is part of `host`.
-        catch_up: of the draft's first pass in a round.
-        step: of every other.
-        propose: of choosing a draft's token; 0 like `accept`.
-        host: of what is left of a round; below 0 where parts take longer alone than in a round.
+        rounds: of whole rounds as they were timed in a text, by their drafts.
+        parts: of everything that was timed by itself, by name.
         plain: of a step of the fastest plain decoding, with all that belongs to it.
-        plain_host: of what is left of such a step beside its pass; likewise.
+        widths: of the bundle.
     """
 
-    target: dict[int, float]
-    accept: dict[int, float]
-    catch_up: float
-    step: float
-    propose: float
-    host: float
+    rounds: Mapping[int, float]
+    parts: Mapping[str, float]
     plain: float
-    plain_host: float
+    widths: Widths
 
-    def drafting(self, n_draft: int) -> float:
-        """Time to make so many drafts."""
-        passes = self.catch_up + (n_draft - 1) * self.step
-        return passes + n_draft * self.propose if n_draft else 0.0
-
-    def round(self, n_draft: int, widths: Widths) -> float:
-        """Time of a pass with so many drafts."""
+    def explained(self, n_draft: int) -> float:
+        """What the parts of a round take by themselves; they may take less inside one."""
+        parts, widths = self.parts, self.widths
         if n_draft == 0:
-            return self.target[widths.plain_rows] + self.plain_host
+            return parts[evidence.target_pass(widths.plain_rows)]
         rows = widths.rows(n_draft)
-        judged = self.target[rows] + self.accept.get(rows, 0.0)
-        return self.drafting(n_draft) + judged + self.host
+        drafting = parts.get(evidence.CATCH_UP, 0.0) + n_draft * parts.get(evidence.PROPOSE, 0.0)
+        drafting += (n_draft - 1) * parts.get(evidence.STEP, 0.0)
+        return drafting + parts[evidence.target_pass(rows)] + parts.get(evidence.accept(rows), 0.0)
+
+    def round(self, n_draft: int) -> float:
+        """Of a pass with so many drafts: as timed, or else from its parts.
+
+        Parts are scaled by what they are off in the rounds that were timed.
+        """
+        if n_draft in self.rounds:
+            return self.rounds[n_draft]
+        off = [ms / self.explained(n) for n, ms in self.rounds.items()]
+        return self.explained(n_draft) * (statistics.median(off) if off else 1.0)
 
 
 def round_costs(texts: Sequence[TextEvidence], widths: Widths) -> RoundCosts:
-    """Costs from the medians of measured times; what parts do not explain is the host's."""
-    parts = {name: times.median for name, times in pooled_parts(texts).items()}
-    rows = sorted({widths.fastest_rows, widths.plain_rows, *(gamma + 1 for gamma in widths.gammas)})
-    plain = pooled_plain(texts).median
-    costs = RoundCosts(
-        target={m: parts[evidence.target_pass(m)] for m in rows},
-        accept={m: parts[name] for m in rows if (name := evidence.accept(m)) in parts},
-        catch_up=parts.get(evidence.CATCH_UP, 0.0),
-        step=parts.get(evidence.STEP, 0.0),
-        propose=parts.get(evidence.PROPOSE, 0.0),
-        host=0.0,
-        plain=plain,
-        plain_host=plain - parts[evidence.target_pass(widths.fastest_rows)],
+    """Costs from the medians of measured times."""
+    return RoundCosts(
+        rounds={n: times.median for n, times in timed_rounds(texts).items()},
+        parts={name: times.median for name, times in pooled_parts(texts).items()},
+        plain=pooled_plain(texts).median,
+        widths=widths,
     )
-    rests = [
-        r.ms - costs.round(r.n_draft, widths) for text in texts for r in text.rounds if r.n_draft
-    ]
-    host = statistics.median(rests) if rests else 0.0
-    return RoundCosts(**{**vars(costs), "host": host})
+
+
+def timed_rounds(texts: Sequence[TextEvidence]) -> dict[int, Times]:
+    """Times of rounds by their drafts, of those that were seen often enough."""
+    found: dict[int, list[float]] = {}
+    for text in texts:
+        for r in (*text.rounds, *text.shorter):
+            found.setdefault(r.n_draft, []).append(r.ms)
+    often = sorted(n for n, values in found.items() if len(values) >= _FEWEST_ROUNDS)
+    return {n: evidence.times_of(found[n]) for n in often}
 
 
 @dataclass(frozen=True)
@@ -140,14 +137,14 @@ def replayed(text: TextEvidence, gamma: int) -> Replayed:
     return Replayed(sum(r.kept for r in rounds), Counter(r.n_draft for r in rounds))
 
 
-def predict(texts: Sequence[Replayed], costs: RoundCosts, widths: Widths) -> tuple[float, float]:
+def predict(texts: Sequence[Replayed], costs: RoundCosts) -> tuple[float, float]:
     """Tokens and milliseconds of a target pass, passes without drafts included."""
     passes: Counter[int] = Counter()
     for text in texts:
         passes.update(text.passes)
     count = sum(passes.values())
     tokens = sum(text.tokens for text in texts) / count
-    return tokens, sum(times * costs.round(n, widths) for n, times in passes.items()) / count
+    return tokens, sum(times * costs.round(n) for n, times in passes.items()) / count
 
 
 def forecast(texts: Sequence[TextEvidence], widths: Widths) -> tuple[GammaForecast, ...]:
@@ -162,9 +159,9 @@ def forecast(texts: Sequence[TextEvidence], widths: Widths) -> tuple[GammaForeca
     found = []
     for gamma in range(1, widths.gammas[-1] + 1):
         played = [replayed(text, gamma) for text in texts]
-        tokens, ms = predict(played, costs, widths)
+        tokens, ms = predict(played, costs)
         others = [
-            _speedup(*predict(group, less, widths), less)
+            _speedup(*predict(group, less), less)
             for group, less in zip(leave_some_out(played), without, strict=True)
         ]
         speed = jackknife(_speedup(tokens, ms, costs), others)
@@ -210,26 +207,17 @@ def choose(forecasts: Sequence[GammaForecast]) -> int:
 def break_even_alpha(texts: Sequence[TextEvidence], widths: Widths) -> float | None:
     """The acceptance below which no gamma gains, for rounds that have all their drafts."""
     costs = round_costs(texts, widths)
-    plain = costs.plain
-
-    def verify(rows: int) -> float:
-        width = widths.rows(rows - 1)
-        return max(0.0, costs.target[width] + costs.accept.get(width, 0.0) + costs.host) / plain
-
-    return theory.break_even_alpha(
-        theory.Costs(
-            cost_ratio=(costs.step + costs.propose) / plain,
-            verify_cost=verify,
-            overhead=max(0.0, costs.catch_up - costs.step) / plain,
-        ),
-        widths.gammas[-1],
-    )
+    whole = theory.Costs(0.0, lambda rows: costs.round(rows - 1) / costs.plain)
+    return theory.break_even_alpha(whole, widths.gammas[-1])
 
 
 def host_times(texts: Sequence[TextEvidence], widths: Widths) -> Times | None:
     """What is left of a round beside its parts; None where no round had drafts."""
-    costs = RoundCosts(**{**vars(round_costs(texts, widths)), "host": 0.0})
+    costs = round_costs(texts, widths)
     rests = [
-        r.ms - costs.round(r.n_draft, widths) for text in texts for r in text.rounds if r.n_draft
+        r.ms - costs.explained(r.n_draft)
+        for text in texts
+        for r in (*text.rounds, *text.shorter)
+        if r.n_draft
     ]
     return evidence.times_of([max(0.0, rest) for rest in rests]) if rests else None

@@ -26,6 +26,7 @@ from spec_export.engines.strict import read_json, to_json
 from spec_export.runtime import OpenedBundle, Request, Sampling, Session, Stats, generate
 from spec_export.runtime.stream import plain_role
 
+_SHORTER_EVERY = 3  # tokens
 _TURNS = 4  # of all parts after each text
 _STATE_SCHEMA = 1
 _STEP = "measuring"
@@ -52,6 +53,11 @@ class Task:
         """Of the prompts' texts and categories."""
         texts = json.dumps([asdict(prompt) for prompt in self.prompts])
         return hashlib.sha256(texts.encode()).hexdigest()
+
+    @property
+    def rule(self) -> str | None:
+        """Of acceptance; there is one only at temperature 0."""
+        return self.sampling.rule if self.sampling.temperature else None
 
     @property
     def kv_len(self) -> int:
@@ -114,44 +120,74 @@ def measure(
     teacher = Teacher(opened, task.sampling.temperature) if opened.draft is not None else None
     warm_up(session, task)
     for prompt, ids in list(zip(task.prompts, task.ids, strict=True))[len(texts) :]:
-        rounds = decode_rounds(session, ids, task)
-        text = session.history[: len(ids) + 1 + len(rounds)]
+        decoded = decode_rounds(session, ids, task)
+        text = session.history[: len(ids) + 1 + len(decoded.rounds)]
         beta = tuple(map(float, teacher.beta(text, len(ids) + 1))) if teacher else ()
         plain = decode_plain(session, ids, task)
-        texts.append(TextEvidence(prompt.category, rounds, plain, timer.turn(_TURNS), beta))
+        texts.append(
+            TextEvidence(
+                category=prompt.category,
+                rounds=decoded.rounds,
+                shorter=decoded.shorter,
+                plain_ms=plain,
+                parts_ms=timer.turn(_TURNS),
+                beta=beta,
+            )
+        )
         write_whole(state_file, to_json(_state(opened, device, task, texts)))
         progress(_STEP, len(texts), total)
     return texts
 
 
-def decode_rounds(session: Session, ids: Sequence[int], task: Task) -> tuple[TimedRound, ...]:
+@dataclass(frozen=True)
+class Decoded:
+    """Rounds of a text.
+
+    Attributes:
+        rounds: begun at each token after the first, with all drafts a round may have.
+        shorter: begun at some, with fewer drafts.
+    """
+
+    rounds: tuple[TimedRound, ...]
+    shorter: tuple[TimedRound, ...]
+
+
+def decode_rounds(session: Session, ids: Sequence[int], task: Task) -> Decoded:
     """Begin a round with all drafts it may have at every token of a text, and time it.
 
-    Only the first token of a round is kept; the rest is taken back and comes again. The time is
-    that of the whole round, its text included. A text ends at an end token, at the limit, or where
-    no whole round fits any more.
+    Only the first token of a round is kept; the rest is taken back and comes again. At every third
+    token a round of fewer drafts is timed before, every number of them in turn, and taken back
+    whole. A text ends at an end token, at the limit, or where no whole round fits any more.
     """
-    ends = session.opened.manifest.text.end_ids
-    role = plain_role(session.opened, Request())
-    session.begin(task.sampling, role)
+    ends, gamma = session.opened.manifest.text.end_ids, session.gamma
+    session.begin(task.sampling, plain_role(session.opened, Request()))
     session.prefill(ids)
-    first = session.first()
     rounds: list[TimedRound] = []
-    gamma, text = session.gamma, session.opened.text.stream()
-    if first.tokens[0] in ends:
-        return ()
+    shorter: list[TimedRound] = []
+    if session.first().tokens[0] in ends:
+        return Decoded((), ())
     while len(rounds) < task.tokens - 1 and session.room > gamma:
-        started = time.perf_counter()
-        result = session.round(gamma)
-        for token in result.tokens:
-            text.add(token)
-        ms = (time.perf_counter() - started) * 1e3
-        kept = next((n for n, t in enumerate(result.tokens, 1) if t in ends), len(result.tokens))
-        rounds.append(TimedRound(result.n_draft, result.n_accepted, kept, ms))
-        if result.tokens[0] in ends:
+        committed = len(session.history)
+        if gamma > 1 and len(rounds) % _SHORTER_EVERY == 0:
+            shorter.append(_timed_round(session, 1 + len(shorter) % (gamma - 1)))
+            session.rewind(committed)
+        rounds.append(_timed_round(session, gamma))
+        if session.history[committed] in ends:
             break
-        session.rewind(len(session.history) - len(result.tokens) + 1)
-    return tuple(rounds)
+        session.rewind(committed + 1)
+    return Decoded(tuple(rounds), tuple(shorter))
+
+
+def _timed_round(session: Session, n: int) -> TimedRound:
+    """A round and the text of its tokens."""
+    ends, text = session.opened.manifest.text.end_ids, session.opened.text.stream()
+    started = time.perf_counter()
+    result = session.round(n)
+    for token in result.tokens:
+        text.add(token)
+    ms = (time.perf_counter() - started) * 1e3
+    kept = next((i for i, t in enumerate(result.tokens, 1) if t in ends), len(result.tokens))
+    return TimedRound(result.n_draft, result.n_accepted, kept, ms)
 
 
 def decode_plain(session: Session, ids: Sequence[int], task: Task) -> tuple[float, ...]:
@@ -230,7 +266,7 @@ def _state(
         tokens=task.tokens,
         temperature=task.sampling.temperature,
         seed=task.sampling.seed or 0,
-        rule=task.sampling.rule,
+        rule=task.rule,
         texts=tuple(texts),
     )
 

@@ -82,6 +82,14 @@ class PassTimes:
 
 
 @dataclass(frozen=True)
+class RoundTimes:
+    """Time of a round with `n_draft` drafts."""
+
+    n_draft: int
+    ms: Times
+
+
+@dataclass(frozen=True)
 class PartTimes:
     """Times in milliseconds; None for what this bundle does not have or was not timed alone.
 
@@ -93,6 +101,7 @@ class PartTimes:
         propose: of choosing a draft's token.
         accept: of judging the widest verify pass.
         host: of what is left of a round.
+        rounds: of whole rounds as timed in texts, by their drafts; 0: without any, two rows or one.
     """
 
     target: tuple[PassTimes, ...]
@@ -102,6 +111,7 @@ class PartTimes:
     propose: Times | None
     accept: Times | None
     host: Times | None
+    rounds: tuple[RoundTimes, ...]
 
 
 @dataclass(frozen=True)
@@ -234,7 +244,8 @@ def _check(profile: Profile, origin: str) -> None:
 
 def _all_times(times: PartTimes) -> list[Times]:
     parts = (times.plain, times.catch_up, times.step, times.propose, times.accept, times.host)
-    return [*(found.ms for found in times.target), *(part for part in parts if part is not None)]
+    whole = [*(found.ms for found in times.target), *(found.ms for found in times.rounds)]
+    return [*whole, *(part for part in parts if part is not None)]
 
 
 def _refuse(reason: str, origin: str) -> None:

@@ -62,7 +62,7 @@ def remarks(profile: Profile) -> list[str]:
         f"power mode {state.power_mode}" if state.power_mode else "",
     ]
     said = [
-        f"{device.processor}, {device.backend} {device.version}, {device.threads} threads"
+        f"{device.processor}, {device.backend} {device.version}, {_count(device.threads, 'thread')}"
         + "".join(f", {text}" for text in conditions if text),
         f"{setting.prompts} prompts, {setting.tokens} tokens after each, temperature "
         f"{setting.temperature:g}{rule}; passes timed at {setting.kv_len} cached tokens",
@@ -82,6 +82,10 @@ def remarks(profile: Profile) -> list[str]:
             f"the prediction is {apart:+.0%} off the measurement; the machine may have been busy"
         )
     return said
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def _forecast_rows(profile: Profile) -> list[tuple[str, ...]]:
@@ -117,9 +121,10 @@ def _acceptance_bars(profile: Profile) -> list[Bar]:
 def _time_bars(profile: Profile) -> list[Bar]:
     times = profile.times
     named: list[tuple[str, Times | None]] = [("plain step", times.plain)]
-    named += [(f"target, {found.rows} rows", found.ms) for found in times.target]
+    named += [(f"target, {_count(found.rows, 'row')}", found.ms) for found in times.target]
     named += [("draft, first pass", times.catch_up), ("draft, further step", times.step)]
     named += [("propose", times.propose), ("accept", times.accept), ("rest of a round", times.host)]
+    named += [(f"round, {_count(r.n_draft, 'draft')}", r.ms) for r in times.rounds]
     return [
         Bar(name, found.median, f"{found.median:.2f} ({found.low:.2f}-{found.high:.2f})")
         for name, found in named

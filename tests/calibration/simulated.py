@@ -44,19 +44,21 @@ class MadeUp:
         def jitter(ms: float) -> float:
             return float(ms * (1 + noise * generator.standard_normal()))
 
-        rounds = []
-        for _ in range(tokens):
-            n = gamma if generator.random() < self.found else 0
+        def begun(wanted: int) -> TimedRound:
+            n = wanted if generator.random() < self.found else 0
             accepted = int(np.cumprod(generator.random(n) < self.alpha).sum())
-            rows = gamma + 1 if n else 2
+            rows = self.widths.rows(n) if n else 2
             rest = self.host if n else self.plain_host
             ms = n * self.step + self.target[rows] + rest
-            rounds.append(TimedRound(n, accepted, accepted + 1, jitter(ms)))
+            return TimedRound(n, accepted, accepted + 1, jitter(ms))
+
+        shorter = [begun(1 + i % (gamma - 1)) for i in range(tokens // 3)] if gamma > 1 else []
         parts = {evidence.target_pass(m): ms for m, ms in self.target.items()}
         parts |= {evidence.CATCH_UP: self.step, evidence.STEP: self.step} if self.step else {}
         return TextEvidence(
             category=("prose", "code")[seed % 2],
-            rounds=tuple(rounds),
+            rounds=tuple(begun(gamma) for _ in range(tokens)),
+            shorter=tuple(shorter),
             plain_ms=tuple(jitter(self.target[1] + self.plain_host) for _ in range(30)),
             parts_ms={name: tuple(jitter(ms) for _ in range(4)) for name, ms in parts.items()},
         )

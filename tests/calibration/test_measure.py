@@ -51,7 +51,7 @@ def test_a_replay_has_the_rounds_that_decoding_has(open_once, build_tiny, draft,
     opened = open_once(build_tiny(draft))
     session, task = Session(opened), task_of(opened, 40, **sampling)
     for ids in task.ids:
-        rounds = replay(decode_rounds(session, ids, task), gamma)
+        rounds = replay(decode_rounds(session, ids, task).rounds, gamma)
         request = Request(max_tokens=None, sampling=task.sampling, gamma=gamma)
         stats, emitted = Stats(gamma=0), 1 + sum(r.kept for r in rounds)
         for piece in generate(session, ids, request):
