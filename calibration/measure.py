@@ -56,7 +56,7 @@ class Task:
 
     @property
     def rule(self) -> str | None:
-        """Of acceptance; there is one only at temperature 0."""
+        """Of acceptance; temperature 0 has none."""
         return self.sampling.rule if self.sampling.temperature else None
 
     @property

@@ -223,6 +223,12 @@ def _check(profile: Profile, origin: str) -> None:
         _refuse(f"gamma {profile.gamma} has no forecast", origin)
     if len(profile.acceptance.positions) != len(gammas):
         _refuse("there is not one acceptance for each position", origin)
+    rows = [found.rows for found in profile.times.target]
+    if not rows or rows[0] < 1 or rows != sorted(set(rows)):
+        _refuse(f"target passes were timed over {rows[:5]} rows", origin)
+    drafts = [found.n_draft for found in profile.times.rounds]
+    if drafts != sorted(set(drafts) & set(range(len(gammas) + 1))):
+        _refuse(f"rounds were timed with {drafts[:5]} drafts", origin)
     acceptance = profile.acceptance
     shares = [
         acceptance.alpha,
