@@ -89,7 +89,10 @@ class TrtBackend:
             return str(error)
         served = self.options.compute_capabilities or tuple(self.api.compute_capabilities())
         if served and found not in served:
-            return f"the GPU here has compute capability {found}, built is for {', '.join(served)}"
+            return (
+                f"the GPU here has compute capability {found}, and what is built is for "
+                f"{', '.join(served)}"
+            )
         return None
 
     @property

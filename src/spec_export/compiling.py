@@ -75,6 +75,11 @@ def open_backend(chosen: Compiling) -> Backend:
     if chosen.backend in TENSORRT:
         return _tensorrt(chosen)
     _refuse_foreign(chosen)
+    if chosen.backend == "onnxruntime" and chosen.dtype == "bfloat16":
+        raise BuildError(
+            "--dtype bfloat16: onnxruntime has no such kernels on a processor; take float32 or "
+            "float16, or another --backend"
+        )
     from spec_export.runtime.opened import make_backend
 
     return make_backend(chosen.backend, chosen.threads)

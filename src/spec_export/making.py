@@ -177,7 +177,12 @@ def model_to_engine(
     from spec_export.engines.manifest import MANIFEST_FILE
 
     require("ort", "onnxruntime")
-    open_backend(chosen)  # refuses what it does not know, before the export
+    backend = open_backend(chosen)  # refuses what it does not know, before the export
+    if keep is None and not backend.can_run:
+        steps.say(
+            "the bundle cannot run here, and the exported graphs go away: `check` on the device "
+            "will probe it and not compare it. Keep them with --keep-exported DIR"
+        )
     check_replaceable(out, MANIFEST_FILE)
     shapes = _settle(checkpoints, shapes, steps)
     with _directory_beside(out, keep) as exported:

@@ -38,7 +38,8 @@ def bundle(prepared, tmp_path_factory) -> Bundle:
     out = tmp_path_factory.mktemp("rtx") / "bundle"
     options = BuildOptions(gamma=4, max_len=128, chunk=32, narrower=(2,))
     backend = TrtBackend("tensorrt-rtx")
-    assert not backend.can_run, "these tests are for machines without a GPU"
+    if backend.can_run:
+        pytest.skip("what is built ahead of time is looked at where it cannot run")
     return build_bundle(prepared(), out, backend, options)
 
 
