@@ -22,7 +22,7 @@ from spec_export.engines.strict import read_json
 VERIFY_COST_SCHEMA = 1
 _LARGEST_BYTES = 1 << 20
 _LARGEST_ROWS = 1 << 20
-_LONGEST_MS = 1e9
+_SHORTEST_MS, _LONGEST_MS = 1e-6, 1e9
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class MeasuredVerifyCost:
 
     Args:
         rows: row counts, ascending from 1.
-        times: time of each in any unit.
+        times: time of each, in milliseconds.
 
     Raises:
         RequestError: they are no times of a target pass.
@@ -117,5 +117,7 @@ def _check(rows: tuple[int, ...], times: tuple[float, ...]) -> None:
     if rows[-1] > _LARGEST_ROWS:
         raise RequestError(f"{rows[-1]} rows; at most {_LARGEST_ROWS}")
     for time in times:
-        if not math.isfinite(time) or not 0 < time <= _LONGEST_MS:
-            raise RequestError(f"a time is {time!r}; expected more than 0, at most {_LONGEST_MS:g}")
+        if not math.isfinite(time) or not _SHORTEST_MS <= time <= _LONGEST_MS:
+            raise RequestError(
+                f"a time is {time!r}; expected {_SHORTEST_MS:g} to {_LONGEST_MS:g} ms"
+            )

@@ -53,6 +53,7 @@ def test_a_file(tmp_path):
         '{"schema": 1, "rows": [1, 2.5], "ms": [1, 2]}',
         '{"schema": 1, "rows": [1, 2], "ms": [0, 2]}',
         '{"schema": 1, "rows": [1, 2], "ms": [1, -2]}',
+        '{"schema": 1, "rows": [1, 2], "ms": [1e8, 1e-300]}',
         '{"schema": 1, "rows": [1, 2], "ms": [1, NaN]}',
         '{"schema": 1, "rows": [1, 2], "ms": [1, 1e400]}',
         '{"schema": 1, "rows": [1, 2], "ms": [1, "2"]}',
