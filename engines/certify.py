@@ -25,7 +25,7 @@ from spec_export.engines.bundle import (
     open_bundle,
 )
 from spec_export.engines.compare import Comparison
-from spec_export.engines.errors import BundleError, IntegrityError
+from spec_export.engines.errors import BundleError, EngineError, IntegrityError
 from spec_export.engines.fitting import check_fits
 from spec_export.engines.graphs import ModelSpec
 from spec_export.engines.manifest import MANIFEST_FILE, DeviceSpec, ExactnessSpec
@@ -52,6 +52,7 @@ class Certificate:
         recorded: exactness when it was built.
         probed: exactness now.
         uncompared: engines whose graph is not in the bundle, and was not given.
+        fusion: what the inspector of each compiled engine shows of its attention.
         failures: a sentence for each check that failed.
     """
 
@@ -66,6 +67,7 @@ class Certificate:
     recorded: ExactnessSpec
     probed: ExactnessSpec
     uncompared: tuple[str, ...]
+    fusion: dict[str, str]
     failures: tuple[str, ...]
 
     @property
@@ -104,11 +106,7 @@ def certify(
     manifest = bundle.manifest
     backend = backend_for(manifest.device)
     check_fits(manifest.device, manifest.compiler, backend.describe())
-    unfused = [
-        (name, layer)
-        for name, spec in manifest.models.items()
-        for layer in backend.unfused(bundle.file(spec.file))
-    ]
+    fusion, unfused = _inspect(bundle, backend)
     engines = _compare(bundle, backend, exported, progress)
     target = manifest.models["target"]
     engine = backend.open_model(bundle.file(target.file), target)
@@ -127,8 +125,9 @@ def certify(
         recorded=manifest.exactness,
         probed=probed,
         uncompared=tuple(name for name in manifest.models if name not in engines),
+        fusion=fusion,
         failures=(
-            *(_spelled_out(name, layer) for name, layer in unfused),
+            *unfused,
             *_failures(engines, manifest.exactness, probed),
         ),
     )
@@ -225,11 +224,26 @@ def _exported_models(bundle: Bundle, exported: Path, progress: Progress) -> dict
     return pinned_models(graphs, options)
 
 
-def _spelled_out(name: str, layer: str) -> str:
-    return (
-        f"the attention {layer} of the {name} was not fused: it reads and copies the whole cache; "
-        "build with --dtype float16 or bfloat16 and a library whose kernels have this head size"
-    )
+def _inspect(bundle: Bundle, backend: Backend) -> tuple[dict[str, str], list[str]]:
+    """What inspectors show of attention, and a sentence for each layer that was not fused.
+
+    An inspector that shows nothing proves nothing, and fails nothing: the builder had to fuse.
+    """
+    shown, failures = {}, []
+    for name in bundle.manifest.engines:
+        try:
+            layers = backend.unfused(bundle.file(bundle.manifest.models[name].file))
+        except EngineError as error:
+            shown[name] = f"not seen: {error}"
+            continue
+        shown[name] = f"spelled out in {len(layers)} layers" if layers else "no layer spells it out"
+        failures += [
+            f"the attention {layer} of the {name} was not fused: it reads and copies the whole "
+            "cache; build with --dtype float16 or bfloat16 and a library whose kernels have this "
+            "head size"
+            for layer in layers
+        ]
+    return shown, failures
 
 
 def _failures(

@@ -79,6 +79,7 @@ def rows(found: Certificate) -> Rows:
         ("files", f"{found.files} with the recorded hashes, {size(found.bytes)}"),
         *(("parity", f"{name}: {_engine(result)}") for name, result in found.engines.items()),
         *(("parity", f"{name}: {_UNCOMPARED}") for name in found.uncompared),
+        *(("attention", f"{name}: {what}") for name, what in found.fusion.items()),
         ("exactness", exactness(found.probed)),
         *(("failed", failure) for failure in found.failures),
     ]

@@ -113,6 +113,7 @@ def test_nothing_is_recorded_of_a_check_that_failed(built):
         recorded=manifest.exactness,
         probed=manifest.exactness,
         uncompared=(),
+        fusion={},
         failures=("the attention attend_7 of the target was not fused",),
     )
     with pytest.raises(BundleError, match="attend_7"):

@@ -15,7 +15,7 @@ from spec_export.engines.backend import Compiled
 from spec_export.engines.build import BuildOptions, build_bundle
 from spec_export.engines.bundle import VerifiedFiles, open_bundle
 from spec_export.engines.certify import certify, record
-from spec_export.engines.errors import BundleError, IntegrityError
+from spec_export.engines.errors import BundleError, EngineError, IntegrityError
 from spec_export.engines.graphs import ModelSpec
 from spec_export.engines.manifest import DeviceSpec, EngineSpec
 from spec_export.engines.ort import OrtBackend
@@ -109,6 +109,16 @@ def test_spelled_out_attention_fails_the_check_with_its_layer_and_a_remedy(ahead
     (failure,) = found.failures
     for word in ("node_attend_3", "target", "not fused", "--dtype"):
         assert word in failure
+
+
+def test_an_inspector_that_shows_nothing_is_told_and_fails_nothing(ahead, monkeypatch):
+    def silent(self: Compiling, file: Path) -> tuple[str, ...]:
+        raise EngineError("the inspector lists no layers")
+
+    monkeypatch.setattr(Compiling, "unfused", silent)
+    found = certify(ahead, here)
+    assert found.passed
+    assert found.fusion["target"] == "not seen: the inspector lists no layers"
 
 
 def test_what_was_found_is_recorded_and_the_bundle_has_another_hash(
