@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from spec_export.calibration.estimate import RecordedRound
 
@@ -105,6 +105,29 @@ class Times:
     low: float
     high: float
     count: int
+
+
+def steadied(texts: Sequence[TextEvidence]) -> list[TextEvidence]:
+    """The same texts as if the machine had been equally fast during all of them.
+
+    Every time of a text is scaled by how much slower its plain steps were than those of all texts:
+    what is compared was measured within seconds, and what changes over minutes drops out.
+    """
+    steady = pooled_plain(texts).median
+    return [_scaled(text, steady / statistics.median(text.plain_ms)) for text in texts]
+
+
+def _scaled(text: TextEvidence, factor: float) -> TextEvidence:
+    def rounds(found: Sequence[TimedRound]) -> tuple[TimedRound, ...]:
+        return tuple(replace(r, ms=r.ms * factor) for r in found)
+
+    return replace(
+        text,
+        rounds=rounds(text.rounds),
+        shorter=rounds(text.shorter),
+        plain_ms=tuple(ms * factor for ms in text.plain_ms),
+        parts_ms={n: tuple(ms * factor for ms in found) for n, found in text.parts_ms.items()},
+    )
 
 
 def times_of(values: Sequence[float]) -> Times:

@@ -154,6 +154,7 @@ def forecast(texts: Sequence[TextEvidence], widths: Widths) -> tuple[GammaForeca
         texts: at least two, with rounds each.
         widths: of the bundle.
     """
+    texts = evidence.steadied(texts)
     costs = round_costs(texts, widths)
     without = [round_costs(group, widths) for group in leave_some_out(texts)]
     found = []
@@ -206,7 +207,7 @@ def choose(forecasts: Sequence[GammaForecast]) -> int:
 
 def break_even_alpha(texts: Sequence[TextEvidence], widths: Widths) -> float | None:
     """The acceptance below which no gamma gains, for rounds that have all their drafts."""
-    costs = round_costs(texts, widths)
+    costs = round_costs(evidence.steadied(texts), widths)
     whole = theory.Costs(0.0, lambda rows: costs.round(rows - 1) / costs.plain)
     return theory.break_even_alpha(whole, widths.gammas[-1])
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from spec_export.calibration.measure import Task
     from spec_export.runtime import OpenedBundle
 
+_HEIGHT = 3200  # pixels of a picture: up to 16 positions and as many times
+
 
 @dataclass(frozen=True)
 class CalibrateOptions:
@@ -60,7 +62,7 @@ def calibrate_bundle(
     with contextlib.suppress(OSError):
         state.unlink(missing_ok=True)
     if options.report is not None:
-        write_report(options.report, profile_report.html(profile))
+        write_report(options.report, profile_report.html(profile), _HEIGHT)
     if as_json:
         print(json.dumps(asdict(profile), ensure_ascii=False, allow_nan=False), flush=True)
     elif quiet:

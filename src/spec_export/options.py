@@ -326,7 +326,10 @@ PlannedChunk = Annotated[
     ),
 ]
 Report = Annotated[
-    Path | None, _option("Write it as a page (HTML) as well.", metavar="FILE", group=_OUTPUT)
+    Path | None,
+    _option(
+        "Write a page as well: .html, or .png where Chromium is.", metavar="FILE", group=_OUTPUT
+    ),
 ]
 
 # --- running ------------------------------------------------------------------------------------

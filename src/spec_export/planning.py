@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from spec_export.calibration.memory_plan import Limit
     from spec_export.calibration.plan import SpeculationPlan
 
+_PLAN_HEIGHT, _MEMORY_HEIGHT = 1750, 1000  # pixels of a picture, at most 33 and 16 rows of a table
+
 
 @dataclass(frozen=True)
 class Supposed:
@@ -74,7 +76,7 @@ def plan_memory(asked: MemoryAsked, report: Path | None, *, as_json: bool) -> bo
     )
     made = memory_plan.plan_memory(described, _limit(asked))
     if report is not None:
-        write_report(report, memory_plan.html(made))
+        write_report(report, memory_plan.html(made), _MEMORY_HEIGHT)
     if as_json:
         print(json.dumps(memory_plan.as_json(made), allow_nan=False), flush=True)
     else:
@@ -106,7 +108,7 @@ def plan(supposed: Supposed, report: Path | None, *, as_json: bool) -> None:
 
     made = _make(supposed)
     if report is not None:
-        write_report(report, plan_report.html(made))
+        write_report(report, plan_report.html(made), _PLAN_HEIGHT)
     if as_json:
         print(json.dumps(plan_report.as_json(made), allow_nan=False), flush=True)
     else:
@@ -139,15 +141,21 @@ def _make(supposed: Supposed) -> SpeculationPlan:
     return plan_speculation(supposed.alpha, supposed.cost_ratio, cost, supposed.gamma_max)
 
 
-def write_report(path: Path, text: str) -> None:
-    """Write a page.
+def write_report(path: Path, html: str, height: int) -> None:
+    """Write a page, or a picture of it where the name ends in `.png`.
 
     Raises:
         StorageError: it cannot be written.
+        MissingExtra: there is no browser to draw a picture.
     """
     from spec_export.engines.atomic import storage_error
 
+    if path.suffix.lower() == ".png":
+        from spec_export.calibration.picture import write_picture
+
+        write_picture(path, html, height)
+        return
     try:
-        path.write_text(text, encoding="utf-8")
+        path.write_text(html, encoding="utf-8")
     except OSError as error:
         raise storage_error(error, path) from error

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import struct
-import subprocess
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -14,17 +11,12 @@ import pytest
 
 from spec_export.calibration import memory_plan, plan_report, profile_report
 from spec_export.calibration.memory import read_described
+from spec_export.calibration.picture import draw, find_browser, write_picture
 from spec_export.calibration.plan import plan_speculation
+from spec_export.engines.errors import StorageError
 from tests.calibration.test_profile import FAST, profile_of
 
-BROWSER = next(
-    (
-        found
-        for name in ("chromium", "chromium-browser", "google-chrome")
-        if (found := shutil.which(name))
-    ),
-    None,
-)
+BROWSER = find_browser()
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
 
 WIDTH, HEIGHT = 700, 500
@@ -36,21 +28,10 @@ def look(tmp_path: Path) -> Look:
     """Show a page; returns what the browser logged and its picture, a PNG."""
 
     def shown(text: str) -> tuple[str, bytes]:
-        page, picture = tmp_path / "page.html", tmp_path / "page.png"
-        page.write_text(text, encoding="utf-8")
         assert BROWSER is not None
-        flags = ["--headless", "--disable-gpu", "--hide-scrollbars", "--enable-logging=stderr"]
-        flags += ["--no-sandbox"] if os.geteuid() == 0 else []
-        flags += [f"--user-data-dir={tmp_path / 'user'}", f"--window-size={WIDTH},{HEIGHT}"]
-        run = subprocess.run(
-            [BROWSER, *flags, f"--screenshot={picture}", page.as_uri()],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=240,
-        )
-        assert picture.is_file(), run.stderr
-        return run.stderr, picture.read_bytes()
+        picture, log = draw(BROWSER, text, tmp_path, WIDTH, HEIGHT)
+        assert picture is not None, log
+        return log, picture.read_bytes()
 
     return shown
 
@@ -120,3 +101,11 @@ def test_a_page_that_is_wrong_is_seen(look):
     for wrong in ("<script>1</script>", '<img src="https://example.com/x.png">'):
         log, _ = look(page.replace("</body>", wrong + "</body>"))
         assert complaints(log)
+
+
+def test_a_report_is_written_as_a_picture(tmp_path):
+    page = plan_report.html(plan_speculation(0.8, 0.05))
+    write_picture(tmp_path / "plan.png", page, 400)
+    assert struct.unpack(">II", (tmp_path / "plan.png").read_bytes()[16:24]) == (900, 400)
+    with pytest.raises(StorageError, match="could not be written"):
+        write_picture(tmp_path / "no" / "plan.png", page, 400)

@@ -50,6 +50,12 @@ def test_plan_refuses_what_means_nothing(cli, arguments, word):
     assert word in cli("plan", *arguments).refused()
 
 
+def test_plan_refuses_a_picture_where_nothing_can_draw_it(cli, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    called = cli("plan", "--alpha", 0.5, "--cost-ratio", 0.1, "--report", tmp_path / "plan.png")
+    assert "none is installed; write the report as .html" in called.refused()
+
+
 def test_plan_refuses_a_report_it_cannot_write(cli, tmp_path):
     called = cli(
         "plan", "--alpha", 0.5, "--cost-ratio", 0.1, "--report", tmp_path / "no" / "r.html"
