@@ -224,9 +224,10 @@ def advise(
     needed = (
         "no alpha would be enough" if least is None else f"it would pay above alpha {least:.2f}"
     )
-    return Advice(
-        0, f"do not speculate: gamma {best.gamma}, the best, {found}; {reached}, {needed}"
-    )
+    at_odds = (best.speedup.value > 1) != (measured.value > 1)
+    again = "; the two disagree: calibrate again on a quiet machine" if at_odds else ""
+    advice = f"do not speculate: gamma {best.gamma}, the best, {found}; {reached}, {needed}{again}"
+    return Advice(0, advice)
 
 
 def span(interval: Interval) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from spec_export.calibration import theory
 from spec_export.calibration.estimate import RecordedRound
-from spec_export.calibration.evidence import TimedRound, Times, replay, times_of
+from spec_export.calibration.evidence import TimedRound, Times, _scaled, replay, times_of
 from spec_export.calibration.forecast import (
     break_even_alpha,
     choose,
@@ -154,6 +154,18 @@ def test_passages_that_are_copied_are_no_geometric_law():
     assert tokens[1] == pytest.approx(40 / (20 / 2 + 20), rel=0.02)
     first = [r.n_accepted > 0 for r in replay(rounds, 4)]
     assert 1 + sum(first) / len(first) < 0.9 * tokens[1], "what position 1 at gamma 4 would say"
+
+
+def test_a_machine_that_changes_from_text_to_text_drops_out():
+    """Three times as slow in some minutes as in others: neither predictions nor intervals move."""
+    made, generator = MadeUp(0.6, FLAT, 1.0, host=0.5, plain_host=0.5), np.random.default_rng(2)
+    texts = [
+        _scaled(made.text(seed, noise=0.02), float(generator.uniform(1, 3))) for seed in range(14)
+    ]
+    steady = forecast([made.text(seed, noise=0.02) for seed in range(14)], made.widths)
+    for found, wanted in zip(forecast(texts, made.widths), steady, strict=True):
+        assert found.speedup.value == pytest.approx(wanted.speedup.value, rel=0.02)
+        assert found.speedup.high == pytest.approx(wanted.speedup.high, rel=0.03)
 
 
 def test_drift_of_the_whole_machine_cancels():

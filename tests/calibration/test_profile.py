@@ -149,6 +149,7 @@ def test_the_advice_needs_a_gain_predicted_and_measured():
         assert bad.gamma == 0
         assert bad.reason.startswith("do not speculate")
         assert "alpha is 0.60, it would pay above alpha 0.70" in bad.reason
+    assert "disagree" in advise(forecast_of(0.9), measured(1.1), alpha, 0.7).reason
     assert "no alpha would be enough" in advise(forecast_of(0.5), measured(0.5), None, None).reason
 
 
