@@ -20,7 +20,6 @@ from spec_export.engines.trt_prepare import (
     attention_model,
     attention_shapes,
     product_model,
-    single_product_model,
     weight_format,
 )
 
@@ -54,11 +53,6 @@ class _Questions:
         self._api, self._options, self._dtype = api, options, spec.dtype
         self._shapes, self._weights = sorted(attention_shapes(model)), weight_format(model)
         self._capacity, self._known = capacity, dict[tuple[bytes, str | None], str | None]()
-
-    def sampling(self, gpu: str | None) -> str | None:
-        """Why a GPU cannot run the sampling graphs."""
-        reason = self._ask(single_product_model(), gpu)
-        return None if reason is None else f"sampling graphs multiply in float32: {reason}"
 
     def weights(self, gpu: str | None) -> str | None:
         """Why a GPU cannot read the weights."""
@@ -118,8 +112,7 @@ def plan_roles(
     gpus: tuple[str | None, ...] = asked or tuple(api.compute_capabilities()) or (None,)
     refusals = []
     for gpu in gpus:
-        reason = questions.sampling(gpu) or questions.weights(gpu)
-        reason = reason or _wide_passes(questions, spec, gpu)
+        reason = questions.weights(gpu) or _wide_passes(questions, spec, gpu)
         if reason is None:
             served.append(gpu)
             continue

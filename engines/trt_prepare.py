@@ -155,20 +155,6 @@ def product_model(dtype: str, weights: str) -> bytes:
     return _model(nodes, [row], [result], [matrix, scale])
 
 
-def single_product_model() -> bytes:
-    """A product in float32, as the sampling graphs that edit logits have it."""
-    left, right, result = (
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, dims)
-        for name, dims in (
-            ("left", [_SIDE, _SIDE]),
-            ("right", [_SIDE, _SIDE]),
-            ("result", [_SIDE, _SIDE]),
-        )
-    )
-    product = helper.make_node("MatMul", ["left", "right"], ["result"])
-    return _model([product], [left, right], [result], [])
-
-
 def _model(
     nodes: list[onnx.NodeProto],
     inputs: list[onnx.ValueInfoProto],

@@ -98,7 +98,9 @@ def _penalize(op: Ops, x: ir.Value, row: ir.Value, given: Values, V: int) -> ir.
     ids = op.Concat(_committed(op, given, V), inside(op, drafts, V), axis=0)  # [E]
     same = number(op, op.Equal(column(op, drafts), ids))  # [G, E]
     before = number(op, op.Less(iota(op, drafts), column(op, row)))  # [R, G]
-    output = op.Add(op.Gather(given["output_counts"], ids), op.MatMul(before, same))  # [R, E]
+    # No MatMul: TensorRT-RTX has none in float32 for the oldest GPUs it serves.
+    drafted = op.ReduceSum(op.Mul(op.Unsqueeze(before, [2]), same), [1], keepdims=0)  # [R, E]
+    output = op.Add(op.Gather(given["output_counts"], ids), drafted)
     seen = op.Greater(op.Add(output, op.Gather(given["prompt_counts"], ids)), 0.0)
 
     value, penalty = op.Gather(x, ids, axis=1), given["repetition"]  # [R, E]

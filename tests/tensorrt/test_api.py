@@ -207,9 +207,9 @@ def test_float32_attention_is_refused_with_the_remedy(api, tiny_pair_exported, t
 @pytest.mark.parametrize(
     ("dtype", "weights", "capability", "named"),
     [
-        ("float16", "int4", "7.5", "float32"),  # its sampling graphs do not get so far
+        ("float16", "int4", "7.5", "int4 weights"),
         ("float16", "fp8", "8.6", "fp8 weights"),
-        ("float16", None, "7.5", "sampling graphs multiply in float32"),
+        ("bfloat16", None, "7.5", "bfloat16 attention"),
     ],
 )
 def test_a_gpu_without_the_arithmetic_is_named(
