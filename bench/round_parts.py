@@ -43,14 +43,14 @@ def instrument(session: Session, spent: dict[str, float]) -> None:
     def timed_role(bound: Any, part: str) -> Any:
         return type(bound)(Timed(bound.call, part, spent), bound.buffers, bound.rows)
 
-    session._roles = {name: timed_role(role, "target") for name, role in session._roles.items()}
+    session._roles.update({n: timed_role(role, "target") for n, role in session._roles.items()})
     calls = session._rounds.sampling
     calls.accept = {name: Timed(call, "accept", spent) for name, call in calls.accept.items()}
     calls.races = Timed(calls.races, "accept", spent) if calls.races else None
     calls.sample = {name: Timed(call, "accept", spent) for name, call in calls.sample.items()}
     calls.propose = [Timed(call, "propose", spent) for call in calls.propose]
     if isinstance(session.draft, ModelDraft):
-        session.draft._passes = [timed_role(p, "draft") for p in session.draft._passes]
+        session.draft._passes[:] = [timed_role(p, "draft") for p in session.draft._passes]
 
 
 def main() -> None:

@@ -10,6 +10,8 @@ from spec_export.runtime.adaptive import GammaCosts
 from spec_export.runtime.opened import make_backend
 from spec_export.runtime.stream import Request, plain_role
 
+_FEWEST_ROUNDS = 10  # for a median that is worth more than the sum of the parts
+
 if TYPE_CHECKING:
     from spec_export.calibration.evidence import Times
     from spec_export.runtime.opened import OpenedBundle
@@ -41,23 +43,43 @@ def gamma_costs(opened: OpenedBundle, request: Request, threads: int | None = No
     reason = why_unusable(profile, opened.bundle.sha256, device)
     if reason is not None:
         raise RequestError(f"--gamma auto: {reason}")
-    role = plain_role(opened, request)
-    rows = int(manifest.models["target"].role(role).rows)
     alpha = profile.acceptance.alpha
-    return _costs(profile.times, manifest.gammas, rows, 0.5 if alpha is None else alpha.value)
+    is_fast = plain_role(opened, request) == "decode"
+    return costs_of(
+        profile.times, manifest.gammas, 0.5 if alpha is None else alpha.value, is_fast=is_fast
+    )
 
 
-def _costs(times: PartTimes, gammas: tuple[int, ...], plain_rows: int, alpha: float) -> GammaCosts:
+def costs_of(
+    times: PartTimes, gammas: tuple[int, ...], alpha: float, *, is_fast: bool
+) -> GammaCosts:
+    """Rounds as they were timed in texts; of too few, the sum of their parts.
+
+    Args:
+        times: of a profile.
+        gammas: that verify passes were built for.
+        alpha: to begin with.
+        is_fast: steps without drafts run one row.
+
+    Raises:
+        RequestError: a pass was not timed.
+    """
     target = {found.rows: found.ms.median for found in times.target}
-    extra = times.plain.median - target[min(target)]  # of a token without drafts, but for its pass
+    timed = {
+        found.n_draft: found.ms.median for found in times.rounds if found.ms.count >= _FEWEST_ROUNDS
+    }
 
     def part(found: Times | None) -> float:
         return 0.0 if found is None else found.median
 
-    def round_ms(n: int) -> float:
+    def in_parts(n: int) -> float:
         rows = next(gamma for gamma in gammas if gamma >= n) + 1
         drafting = part(times.catch_up) + (n - 1) * part(times.step) + n * part(times.propose)
         return drafting + target[rows] + part(times.accept) + part(times.host)
 
-    plain = target[plain_rows] + max(0.0, extra)
-    return GammaCosts(plain, tuple(round_ms(n) for n in range(1, gammas[-1] + 1)), alpha)
+    rest = max(0.0, times.plain.median - target[min(target)])  # of a token, but for its pass
+    plain = (
+        times.plain.median if is_fast else timed.get(0, target.get(2, target[min(target)]) + rest)
+    )
+    rounds = tuple(timed.get(n, in_parts(n)) for n in range(1, gammas[-1] + 1))
+    return GammaCosts(plain, rounds, alpha)

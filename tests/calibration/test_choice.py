@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from spec_export.calibration.choice import _costs, gamma_costs
-from spec_export.calibration.profile import PROFILE_FILE, write_profile
+from spec_export.calibration.choice import costs_of, gamma_costs
+from spec_export.calibration.evidence import Times
+from spec_export.calibration.profile import PROFILE_FILE, RoundTimes, write_profile
 from spec_export.engines.errors import RequestError, SchemaError
 from spec_export.runtime import Request
 from spec_export.runtime.opened import make_backend
@@ -17,13 +18,30 @@ from tests.calibration.test_profile import profile_of
 MADE = MadeUp(0.8, {1: 20.0, 2: 20.5, 3: 21.0, 5: 22.0}, step=1.0, host=0.5, plain_host=0.25)
 
 
-def test_a_round_costs_its_parts():
-    profile = profile_of(MADE)
-    found = _costs(profile.times, (1, 2, 4), 2, 0.8)
+def test_a_round_costs_its_parts_where_too_few_were_timed():
+    times = replace(profile_of(MADE).times, rounds=())
+    found = costs_of(times, (1, 2, 4), 0.8, is_fast=False)
     assert found.plain_ms == pytest.approx(20.5 + 0.25)
     expected = [20.5 + 1.5, 21.0 + 2.5, 22.0 + 3.5, 22.0 + 4.5]
     assert found.round_ms == pytest.approx(expected)
-    assert _costs(profile.times, (1, 2, 4), 1, 0.8).plain_ms == pytest.approx(20.25)
+    assert costs_of(times, (1, 2, 4), 0.8, is_fast=True).plain_ms == pytest.approx(20.25)
+
+
+def test_what_was_timed_in_texts_goes_before_the_sum_of_parts():
+    def timed(n: int, ms: float, count: int) -> RoundTimes:
+        return RoundTimes(n, Times(ms, ms, ms, count))
+
+    rounds = (timed(0, 21.5, 30), timed(1, 19.0, 30), timed(4, 50.0, 3))
+    times = replace(profile_of(MADE).times, rounds=rounds)
+    found = costs_of(times, (1, 2, 4), 0.8, is_fast=False)
+    assert (found.plain_ms, found.round_ms[0]) == (21.5, 19.0)
+    assert found.round_ms[3] == pytest.approx(22.0 + 4.5), "three rounds are too few"
+    assert costs_of(times, (1, 2, 4), 0.8, is_fast=True).plain_ms == pytest.approx(20.25)
+
+
+def test_a_pass_that_was_not_timed_is_named():
+    with pytest.raises(RequestError, match="no time of a pass of 9 rows"):
+        costs_of(profile_of(MADE).times, (1, 8), 0.8, is_fast=False)
 
 
 @pytest.fixture
