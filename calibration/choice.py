@@ -77,9 +77,13 @@ def costs_of(
         drafting = part(times.catch_up) + (n - 1) * part(times.step) + n * part(times.propose)
         return drafting + target[rows] + part(times.accept) + part(times.host)
 
-    rest = max(0.0, times.plain.median - target[min(target)])  # of a token, but for its pass
-    plain = (
-        times.plain.median if is_fast else timed.get(0, target.get(2, target[min(target)]) + rest)
-    )
+    missing = sorted({1, 2, *(gamma + 1 for gamma in gammas)} - set(target))
+    if missing:
+        raise RequestError(
+            f"--gamma auto: the profile has no time of a pass of {missing[0]} rows; run "
+            "`spec-export calibrate` again"
+        )
+    rest = max(0.0, times.plain.median - target[1])  # of a token, but for its pass
+    plain = times.plain.median if is_fast else timed.get(0, target[2] + rest)
     rounds = tuple(timed.get(n, in_parts(n)) for n in range(1, gammas[-1] + 1))
     return GammaCosts(plain, rounds, alpha)
