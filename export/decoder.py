@@ -1,8 +1,7 @@
 """Trace a decoder-only transformers model to a static-cache graph.
 
-The model's own code runs unchanged. Three things are put into it from outside: an attention
-function and a cache whose writes are custom operators (they become ONNX `Attention` and
-`TensorScatter`), and a hook that gathers the rows that need logits in front of the head.
+The model's own code runs unchanged. Attention and cache are put into it from outside
+(`static_attention`), and a hook gathers the rows that need logits in front of the head.
 
 Knows nothing of weights: the parameters it traces are uninitialised memory that is never touched,
 and become initializers that carry their parameter name. Values are attached by `weights`.
@@ -11,192 +10,34 @@ and become initializers that carry their parameter name. Values are attached by 
 from __future__ import annotations
 
 import contextlib
-import copy
-import inspect
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import onnx_ir as ir
 import torch
-from onnxscript import FLOAT
-from onnxscript.onnx_opset import opset24 as op
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
-from transformers.cache_utils import Cache
-from transformers.initialization import no_init_weights
-from transformers.masking_utils import AttentionMaskInterface
-from transformers.modeling_utils import AttentionInterface
+from transformers import PretrainedConfig, PreTrainedModel
 
 from spec_export.engines.errors import ExportError, UnsupportedModel
+from spec_export.export.skeleton import (
+    build_skeleton,
+    cache_argument,
+    embedding_rows,
+    max_position,
+    output_head,
+)
+from spec_export.export.static_attention import (
+    ATTENTION,
+    TRANSLATIONS,
+    PassMasks,
+    StaticCaches,
+    attending,
+)
 
-ATTENTION = "spec_export"
 OPSET = 24
 _TRACE_ROWS = 5
 _TRACE_CAPACITY = 64
-
-
-# --- the two operators -------------------------------------------------------------------------
-
-
-@torch.library.custom_op("spec_export::cache_write", mutates_args=())
-def _cache_write(cache: torch.Tensor, rows: torch.Tensor, kv_len: torch.Tensor) -> torch.Tensor:
-    start = int(kv_len)
-    written = cache.clone()
-    written[:, :, start : start + rows.shape[2]] = rows
-    return written
-
-
-@_cache_write.register_fake
-def _(cache: torch.Tensor, rows: torch.Tensor, kv_len: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(cache)
-
-
-@torch.library.custom_op("spec_export::attend", mutates_args=())
-def _attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor,
-    scale: float,
-    softcap: float,
-) -> torch.Tensor:
-    groups = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    scores = query @ key.transpose(2, 3) * scale
-    if softcap:
-        scores = softcap * torch.tanh(scores / softcap)
-    scores = scores.masked_fill(~mask, float("-inf"))
-    return scores.softmax(-1) @ value
-
-
-@_attend.register_fake
-def _(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor,
-    scale: float,
-    softcap: float,
-) -> torch.Tensor:
-    return query.new_empty(*query.shape[:3], value.shape[-1])
-
-
-def _cache_write_onnx(cache: FLOAT, rows: FLOAT, kv_len: Any) -> Any:
-    return op.TensorScatter(cache, rows, kv_len, axis=-2, mode="linear")
-
-
-def _attend_onnx(
-    query: FLOAT, key: FLOAT, value: FLOAT, mask: Any, scale: float, softcap: float
-) -> Any:
-    result, _, _, _ = op.Attention(query, key, value, mask, scale=scale, softcap=softcap)
-    return result
-
-
-_TRANSLATIONS: dict[Any, Any] = {
-    torch.ops.spec_export.cache_write.default: _cache_write_onnx,
-    torch.ops.spec_export.attend.default: _attend_onnx,
-}
-
-
-# --- what is put into the model ----------------------------------------------------------------
-
-
-class _Caches(Cache):
-    """A transformers cache over static buffers: `update` writes rows at `kv_len`."""
-
-    def __init__(self, buffers: list[torch.Tensor], kv_len: torch.Tensor) -> None:
-        self.layers = []
-        self.buffers, self.kv_len = buffers, kv_len
-        self.present: dict[int, torch.Tensor] = {}
-
-    def update(  # type: ignore[override]
-        self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_: Any, **__: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        for offset, rows in enumerate((key, value)):
-            index = 2 * layer_idx + offset
-            self.present[index] = _cache_write(self.buffers[index], rows, self.kv_len)
-        return self.present[2 * layer_idx], self.present[2 * layer_idx + 1]
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        return self.buffers[0].shape[2], 0
-
-    @property
-    def is_compileable(self) -> bool:
-        return True
-
-
-class _Masks:
-    """Boolean masks of one pass by window size, `[1, 1, T, C]`; None is full attention."""
-
-    def __init__(
-        self, kv_len: torch.Tensor, depth: torch.Tensor, tree_mask: torch.Tensor, capacity: int
-    ):
-        column = torch.arange(capacity, device=depth.device)
-        row = (column - kv_len).clamp(min=0, max=depth.shape[0] - 1)
-        in_pass = (column >= kv_len) & (column < kv_len + depth.shape[0])
-        own_path = torch.index_select(tree_mask, 1, row)  # [T, C]
-        self._allowed = (column < kv_len) | (in_pass & own_path)
-        position = torch.where(in_pass, kv_len + torch.index_select(depth, 0, row), column)
-        self._distance = (kv_len + depth)[:, None] - position
-        self._by_window: dict[int | None, torch.Tensor] = {}
-        self.asked: list[int | None] = []
-
-    def for_layer(self, window: int | None) -> torch.Tensor:
-        """The mask of the next layer, which is remembered in `asked`."""
-        self.asked.append(window)
-        return self[window]
-
-    def __getitem__(self, window: int | None) -> torch.Tensor:
-        if window not in self._by_window:
-            near = self._allowed if window is None else self._allowed & (self._distance < window)
-            self._by_window[window] = near[None, None]
-        return self._by_window[window]
-
-
-def _attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: Any,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    dropout: float = 0.0,
-    **options: Any,
-) -> tuple[torch.Tensor, None]:
-    """The registered attention function. `[1, H, T, D]` in, `[1, T, H, D]` out."""
-    ignored = {"position_ids", "use_cache", "is_causal", "output_attentions", "kwargs"}
-    unknown = sorted(k for k, v in options.items() if v is not None and k not in ignored)
-    if unknown:
-        raise UnsupportedModel(
-            f"{type(module).__name__} asks its attention for {', '.join(unknown)}, which the "
-            "exported graph does not have"
-        )
-    if key.shape[-1] != value.shape[-1]:
-        raise UnsupportedModel(
-            f"{type(module).__name__}: key and value heads differ in size "
-            f"({key.shape[-1]} and {value.shape[-1]}); multi-head latent attention is not supported"
-        )
-    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    mask = _ACTIVE[-1].for_layer(sliding_window)
-    result = _attend(query, key, value, mask, float(scale), float(softcap or 0.0))
-    return result.transpose(1, 2), None
-
-
-_ACTIVE: list[_Masks] = []
-
-
-def _pass_mask_through(*_: Any, attention_mask: Any = None, **__: Any) -> Any:
-    return attention_mask
-
-
-AttentionInterface.register(ATTENTION, _attention)
-AttentionMaskInterface.register(ATTENTION, _pass_mask_through)
 
 
 class StaticDecoder(torch.nn.Module):
@@ -227,12 +68,11 @@ class StaticDecoder(torch.nn.Module):
         caches: list[torch.Tensor],  # 2 * layers of [1, Hkv, C, D]
     ) -> tuple[torch.Tensor, ...]:
         """Logits `[1, R, V]` float32, then every cache with the rows of this pass written."""
-        masks = _Masks(kv_len, depth, tree_mask, caches[0].shape[2])
-        cache = _Caches(caches, kv_len)
+        masks = PassMasks(kv_len, depth, tree_mask, caches[0].shape[2])
+        cache = StaticCaches(caches, kv_len)
         self._rows = logit_rows
         position_ids = (kv_len + depth).clamp(max=self.max_position - 1)[None]
-        _ACTIVE.append(masks)
-        try:
+        with attending(masks):
             output = self.model(
                 # A draft may be fed ids of a larger target vocabulary; it has no row for them.
                 input_ids=input_ids.clamp(0, self._last_id),
@@ -241,13 +81,8 @@ class StaticDecoder(torch.nn.Module):
                 use_cache=True,
                 **{self._cache_argument: cache},
             )
-        finally:
-            _ACTIVE.pop()
         logits = output.logits.to(torch.float32)
         return (logits, *(cache.present[i] for i in range(len(caches))))
-
-
-# --- tracing -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -274,55 +109,6 @@ class TracedDecoder:
     layers: list[LayerCache]
 
 
-def build_skeleton(
-    config: PretrainedConfig, dtype: torch.dtype, attention: str, trust_remote_code: bool = False
-) -> PreTrainedModel:
-    """Make the model without initialising a single weight (the memory is never touched)."""
-    config = copy.deepcopy(config)
-    with no_init_weights():
-        make: Any = AutoModelForCausalLM.from_config
-        model = make(
-            config,
-            dtype=dtype,
-            attn_implementation=attention,
-            trust_remote_code=trust_remote_code,
-        )
-    model.tie_weights()
-    return cast(PreTrainedModel, model.eval().requires_grad_(False))
-
-
-def embedding_rows(model: PreTrainedModel) -> int:
-    """Ids the model has an embedding for."""
-    embedding: Any = model.get_input_embeddings()
-    return int(embedding.weight.shape[0])
-
-
-def output_head(model: PreTrainedModel) -> torch.nn.Module:
-    """The module that turns hidden rows into logits."""
-    find: Any = model.get_output_embeddings
-    head = find()
-    if head is None:
-        raise UnsupportedModel(f"{type(model).__name__} has no language-model head")
-    return cast(torch.nn.Module, head)
-
-
-def cache_argument(model: PreTrainedModel) -> str:
-    """What the installed transformers calls the cache in `forward`."""
-    accepted = inspect.signature(model.forward).parameters
-    return "cache" if "cache" in accepted else "past_key_values"
-
-
-def max_position(config: PretrainedConfig) -> int:
-    """Positions the model was made for; `UnsupportedModel` when the configuration has none."""
-    found = getattr(config, "max_position_embeddings", None)
-    if not isinstance(found, int) or found < 2:
-        raise UnsupportedModel(
-            f"{config.model_type}: the configuration has no max_position_embeddings, so the "
-            "context length is unknown"
-        )
-    return found
-
-
 def trace_decoder(
     config: PretrainedConfig, dtype: torch.dtype, trust_remote_code: bool = False
 ) -> TracedDecoder:
@@ -347,7 +133,7 @@ def trace_decoder(
                 program,
                 dynamo=True,
                 opset_version=OPSET,
-                custom_translation_table=_TRANSLATIONS,
+                custom_translation_table=TRANSLATIONS,
                 optimize=False,
                 verbose=False,
             )
@@ -382,7 +168,7 @@ def _dynamic_shapes(caches: int) -> tuple[Any, ...]:
     return ({1: rows}, None, {0: rows}, {0: rows, 1: rows}, {0: wanted}, [{2: capacity}] * caches)
 
 
-class _Probe(_Caches):
+class _Probe(StaticCaches):
     """Records the head count and size of every cache while the model runs on fake tensors."""
 
     def update(  # type: ignore[override]
@@ -401,9 +187,8 @@ def probe_layers(wrapper: StaticDecoder, dtype: torch.dtype) -> list[LayerCache]
         ids, kv_len, depth, tree_mask, rows, _ = _example([], dtype, 2, 2)
         probe = _Probe([torch.empty(1, 1, 2, 1)], kv_len)
         wrapper._rows = rows
-        masks = _Masks(kv_len, depth, tree_mask, 2)
-        _ACTIVE.append(masks)
-        try:
+        masks = PassMasks(kv_len, depth, tree_mask, 2)
+        with attending(masks):
             wrapper.model(
                 input_ids=ids,
                 attention_mask=masks[None],
@@ -411,8 +196,6 @@ def probe_layers(wrapper: StaticDecoder, dtype: torch.dtype) -> list[LayerCache]
                 use_cache=True,
                 **{wrapper._cache_argument: probe},
             )
-        finally:
-            _ACTIVE.pop()
     layers, ordered = len(masks.asked), sorted(probe.present)
     if ordered != list(range(2 * layers)) or not layers:
         raise UnsupportedModel(

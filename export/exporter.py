@@ -34,17 +34,12 @@ from spec_export.engines.graphs import (
 from spec_export.engines.strict import to_json
 from spec_export.engines.versions import versions
 from spec_export.export.checkpoint import Checkpoint, TextFiles, open_checkpoint
-from spec_export.export.decoder import (
-    OPSET,
-    LayerCache,
-    build_skeleton,
-    max_position,
-    trace_decoder,
-)
+from spec_export.export.decoder import OPSET, LayerCache, trace_decoder
 from spec_export.export.pair import check_pair
 from spec_export.export.parity import check_parity
 from spec_export.export.rewrite import make_portable
 from spec_export.export.sampling_graphs import sampling_graphs
+from spec_export.export.skeleton import build_skeleton, max_position
 from spec_export.export.weights import DTYPES, attach_weights, map_weights, save_graph
 
 Progress = Callable[[str, int, int], None]

@@ -20,7 +20,7 @@ from transformers.cache_utils import DynamicCache
 
 from spec_export.engines.errors import ExportError, ParityError
 from spec_export.engines.graphs import ModelSpec, ParitySpec
-from spec_export.export.decoder import cache_argument, embedding_rows, output_head
+from spec_export.export.skeleton import cache_argument, embedding_rows, output_head
 
 _CHUNK = 128
 _PADDED_CHUNK = 24

@@ -226,7 +226,7 @@ def _settle(checkpoints: Checkpoints, shapes: Shapes, steps: Steps) -> Shapes:
     require("export", *_NEEDED_TO_EXPORT)
     steps("opening the checkpoint", 0, 1)
     from spec_export.export.checkpoint import open_checkpoint
-    from spec_export.export.decoder import max_position
+    from spec_export.export.skeleton import max_position
 
     _silence_libraries()
     opened = open_checkpoint(checkpoints.target, trust_remote_code=checkpoints.trust_remote_code)
