@@ -24,11 +24,12 @@ from spec_export.engines.bundle import (
     no_progress,
     open_bundle,
 )
-from spec_export.engines.compare import Comparison
+from spec_export.engines.compare import Comparison, Watch, unwatched
 from spec_export.engines.errors import BundleError, EngineError, IntegrityError
 from spec_export.engines.fitting import check_fits
 from spec_export.engines.graphs import ModelSpec
 from spec_export.engines.manifest import MANIFEST_FILE, DeviceSpec, ExactnessSpec
+from spec_export.engines.polygraphy_runs import PolygraphyRuns
 from spec_export.engines.probe import probe_exactness
 from spec_export.engines.standard import STANDARD_GRAPH, compare_with_standard, onnx_hashes
 from spec_export.engines.strict import to_json
@@ -51,6 +52,7 @@ class Certificate:
         engines: each engine against its standard graph, by model name.
         recorded: exactness when it was built.
         probed: exactness now.
+        polygraphy: what Polygraphy says of the same outputs, by model name, where it was asked.
         uncompared: engines whose graph is not in the bundle, and was not given.
         fusion: what the inspector of each compiled engine shows of its attention.
         failures: a sentence for each check that failed.
@@ -66,6 +68,7 @@ class Certificate:
     engines: dict[str, Comparison]
     recorded: ExactnessSpec
     probed: ExactnessSpec
+    polygraphy: dict[str, str]
     uncompared: tuple[str, ...]
     fusion: dict[str, str]
     failures: tuple[str, ...]
@@ -86,6 +89,7 @@ def certify(
     backend_for: Callable[[DeviceSpec], Backend],
     progress: Progress = no_progress,
     exported: Path | None = None,
+    runs: Path | None = None,
 ) -> Certificate:
     """Check a bundle on this device.
 
@@ -94,6 +98,8 @@ def certify(
         backend_for: opens the engine library for the device a bundle was built on.
         progress: called with (step, done, total).
         exported: the directory it was built from, for engines whose graph the bundle has not.
+        runs: a directory for what both made of every pass, as Polygraphy keeps it; it then judges
+            them as well.
 
     Raises:
         SchemaError: the manifest is of another schema version or malformed.
@@ -107,7 +113,9 @@ def certify(
     backend = backend_for(manifest.device)
     check_fits(manifest.device, manifest.compiler, backend.describe())
     fusion, unfused = _inspect(bundle, backend)
-    engines = _compare(bundle, backend, exported, progress)
+    judges = _Judges(bundle, runs)
+    engines = _compare(bundle, backend, exported, judges, progress)
+    polygraphy, disagreements = judges.verdicts(engines)
     target = manifest.models["target"]
     engine = backend.open_model(bundle.file(target.file), target)
     probed = probe_exactness(
@@ -124,10 +132,12 @@ def certify(
         engines=engines,
         recorded=manifest.exactness,
         probed=probed,
+        polygraphy=polygraphy,
         uncompared=tuple(name for name in manifest.models if name not in engines),
         fusion=fusion,
         failures=(
             *unfused,
+            *disagreements,
             *_failures(engines, manifest.exactness, probed),
         ),
     )
@@ -162,13 +172,45 @@ def record(path: Path, certificate: Certificate) -> str:
     return hash_file(file)
 
 
+class _Judges:
+    """Polygraphy's runs of each model, where they are asked for."""
+
+    def __init__(self, bundle: Bundle, folder: Path | None) -> None:
+        self._folder = folder
+        self._runs: dict[str, PolygraphyRuns] = {}
+        if folder is not None:
+            names = bundle.manifest.device.backend, "standard graph in onnxruntime"
+            self._runs = {name: PolygraphyRuns(*names) for name in bundle.manifest.models}
+
+    def watch(self, name: str) -> Watch:
+        """What looks at the passes of a model."""
+        return self._runs[name].add if name in self._runs else unwatched
+
+    def verdicts(self, engines: dict[str, Comparison]) -> tuple[dict[str, str], list[str]]:
+        """Write the runs; what Polygraphy says of each, and a sentence for each that fails."""
+        said, failures = {}, []
+        for name, runs in self._runs.items():
+            if self._folder is None or name not in engines:
+                continue
+            file, result = self._folder / f"{name}.json", engines[name]
+            runs.save(file)
+            wrong = runs.disagreements(result.tolerance, result.cache_tolerance)
+            said[name] = f"{runs.outputs - len(wrong)} of {runs.outputs} outputs agree, in {file}"
+            if wrong:
+                failures.append(
+                    f"Polygraphy finds {len(wrong)} outputs of the {name} too far apart, the first "
+                    f"is {wrong[0]}"
+                )
+        return said, failures
+
+
 def _compare(
-    bundle: Bundle, backend: Backend, exported: Path | None, progress: Progress
+    bundle: Bundle, backend: Backend, exported: Path | None, judges: _Judges, progress: Progress
 ) -> dict[str, Comparison]:
     """Each engine against its standard graph, in the bundle or in the exported directory."""
     manifest = bundle.manifest
     if all(_standard(spec) in manifest.files for spec in manifest.models.values()):
-        return _compare_with(bundle, backend, None, {}, progress)
+        return _compare_with(bundle, backend, None, {}, judges, progress)
     if exported is None:
         return {}
     described = _exported_models(bundle, exported, progress)
@@ -176,7 +218,7 @@ def _compare(
     from spec_export.engines.prepare import comparable
 
     with comparable(exported, next(iter(weights), None)) as reference:
-        return _compare_with(bundle, backend, reference, described, progress)
+        return _compare_with(bundle, backend, reference, described, judges, progress)
 
 
 def _compare_with(
@@ -184,6 +226,7 @@ def _compare_with(
     backend: Backend,
     folder: Path | None,
     described: dict[str, ModelSpec],
+    judges: _Judges,
     progress: Progress,
 ) -> dict[str, Comparison]:
     """Each engine against a graph in `folder`, or against the one in the bundle."""
@@ -197,7 +240,7 @@ def _compare_with(
             theirs = replace(described[name], roles=spec.roles)
             graph = folder / theirs.file
         found[name] = compare_with_standard(
-            backend, bundle.path, spec, manifest.max_len, graph, theirs
+            backend, bundle.path, spec, manifest.max_len, graph, theirs, judges.watch(name)
         )
         progress(step, 1, 1)
     return found

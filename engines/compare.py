@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,13 @@ from spec_export.engines.passes import PassRunner
 # Of the largest logit. Two float32 kernels of one graph differ by summation order (2e-6 measured
 # on 30 layers); half precision by its epsilon of 1e-3 times the depth.
 _RELATIVE = {"float32": 1e-4, "float16": 3e-2, "bfloat16": 1e-1}
+
+# Called with the outputs of a pass, float32 by name: those of the engine, those of the standard.
+Watch = Callable[[Mapping[str, np.ndarray], Mapping[str, np.ndarray]], None]
+
+
+def unwatched(_: Mapping[str, np.ndarray], __: Mapping[str, np.ndarray]) -> None:
+    """Looks at nothing."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +80,7 @@ def compare_engines(
     max_len: int,
     standard_device: Device | None = None,
     standard_spec: ModelSpec | None = None,
+    watch: Watch = unwatched,
 ) -> Comparison:
     """Run both engines over the same tokens and the same caches.
 
@@ -86,6 +95,7 @@ def compare_engines(
         max_len: tokens of a context.
         standard_device: where `standard` runs, unless that is `device` too.
         standard_spec: its description where that is another one: of the type it was exported in.
+        watch: called with what both made of each pass: logits, and the cache rows it wrote.
     """
     ours = PassRunner(device, engine, spec)
     theirs = PassRunner(standard_device or device, standard, standard_spec or spec)
@@ -110,11 +120,14 @@ def compare_engines(
             after = ours.read_caches()
             if _wrote_elsewhere(after, filled, kv_len, int(role.rows)):
                 touched = touched or f"role {role.name} at kv_len {kv_len}"
-            for mine, other in zip(after, theirs.read_caches(), strict=True):
+            made, wanted = {"logits": logits}, {"logits": expected}
+            for state, mine, other in zip(spec.states, after, theirs.read_caches(), strict=True):
                 rows_mine = as_float32(mine[:, :, kv_len : kv_len + width], spec.dtype)
                 rows_other = as_float32(other[:, :, kv_len : kv_len + width], theirs.spec.dtype)
                 worst_cache = max(worst_cache, _difference(rows_mine, rows_other))
                 cache_scale = max(cache_scale, float(np.abs(rows_other).max()))
+                made[state.output], wanted[state.output] = rows_mine, rows_other
+            watch(made, wanted)
             scale = max(scale, float(np.abs(expected).max()))
             agreed += int((logits.argmax(-1) == expected.argmax(-1)).sum())
             rows += len(logits)

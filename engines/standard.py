@@ -6,7 +6,7 @@ from pathlib import Path
 
 from spec_export.engines.backend import Backend
 from spec_export.engines.bundle import Progress, hash_file, no_progress
-from spec_export.engines.compare import Comparison, compare_engines
+from spec_export.engines.compare import Comparison, Watch, compare_engines, unwatched
 from spec_export.engines.external import external_names
 from spec_export.engines.graphs import GraphsSpec, ModelSpec
 
@@ -20,6 +20,7 @@ def compare_with_standard(
     max_len: int,
     standard: Path | None = None,
     standard_spec: ModelSpec | None = None,
+    watch: Watch = unwatched,
 ) -> Comparison:
     """Compare a bundle's engine with a standard graph in ONNX Runtime on the CPU.
 
@@ -30,6 +31,7 @@ def compare_with_standard(
         max_len: tokens of a context.
         standard: the graph, with its weights beside it; the one in the bundle unless given.
         standard_spec: its description, where that is another one: a graph of another type.
+        watch: as `compare_engines` calls it.
     """
     from spec_export.engines.ort import OrtBackend
 
@@ -39,7 +41,7 @@ def compare_with_standard(
     graph = standard or (directory / spec.file).with_name(STANDARD_GRAPH)
     opened = reference.open_mapped(graph, theirs)
     return compare_engines(
-        backend.device, engine, opened, spec, max_len, reference.device, standard_spec=theirs
+        backend.device, engine, opened, spec, max_len, reference.device, theirs, watch
     )
 
 

@@ -30,6 +30,7 @@ def check(
     quiet: bool,
     exported: Path | None = None,
     recorded: bool = False,
+    runs: Path | None = None,
 ) -> bool:
     """Check a bundle, print what was found, and record it if asked to; whether it passed."""
     from spec_export.engines.certify import certify, record
@@ -40,7 +41,7 @@ def check(
         return make_backend(built_on.backend, threads or built_on.threads)
 
     with Steps(quiet=quiet or as_json) as steps:
-        found = certify(path, backend_for, steps, exported)
+        found = certify(path, backend_for, steps, exported, runs)
         laws = check_law(open_runtime(path, threads=threads), progress=steps) if law else []
     if as_json:
         shown = to_object(found) | ({"law": [law_object(result) for result in laws]} if law else {})
@@ -79,6 +80,7 @@ def rows(found: Certificate) -> Rows:
         ("files", f"{found.files} with the recorded hashes, {size(found.bytes)}"),
         *(("parity", f"{name}: {_engine(result)}") for name, result in found.engines.items()),
         *(("parity", f"{name}: {_UNCOMPARED}") for name in found.uncompared),
+        *(("polygraphy", f"{name}: {said}") for name, said in found.polygraphy.items()),
         *(("attention", f"{name}: {what}") for name, what in found.fusion.items()),
         ("exactness", exactness(found.probed)),
         *(("failed", failure) for failure in found.failures),

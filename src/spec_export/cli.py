@@ -249,6 +249,7 @@ def _check(
     law: opt.Law = False,
     exported: opt.ExportedHere = None,
     record: opt.Record = False,
+    polygraphy: opt.PolygraphyRuns = None,
     threads: opt.Threads = None,
     as_json: opt.AsJson = False,
     quiet: opt.Quiet = False,
@@ -264,6 +265,7 @@ def _check(
         quiet=quiet,
         exported=exported,
         recorded=record,
+        runs=polygraphy,
     ):
         raise typer.Exit(1)
 

@@ -216,6 +216,14 @@ ExportedHere = Annotated[
         metavar="DIR",
     ),
 ]
+PolygraphyRuns = Annotated[
+    Path | None,
+    _option(
+        "Have Polygraphy judge the outputs of every pass, and keep them in DIR for its tools.",
+        "--polygraphy",
+        metavar="DIR",
+    ),
+]
 Record = Annotated[
     bool,
     _option("Write exactness and device into the manifest; the bundle's hash changes.", "--record"),
