@@ -136,7 +136,10 @@ def verdict(found: DecodingComparison, gamma: int) -> str:
         return f"speculation makes no difference here: {times}"
     if found.speedup > 1:
         return f"speculation pays here: {times}"
-    return f"speculation does not pay here: {times}; run with --gamma 0 --fast-plain"
+    return (
+        f"speculation does not pay here: {times}; run with --gamma 0 --fast-plain, or calibrate the "
+        "bundle and run with --gamma auto"
+    )
 
 
 def to_object(run: Run) -> dict[str, Any]:
