@@ -23,6 +23,7 @@ from spec_export.engines.strict import read_json
 
 Progress = Callable[[str, int, int], None]
 _BLOCK = 8 << 20
+_REBUILD = "spec-export build EXPORTED -o BUNDLE"
 
 
 def no_progress(_: str, __: int, ___: int) -> None:
@@ -137,7 +138,7 @@ def open_bundle(
         if found != spec.sha256:
             raise IntegrityError(
                 f"{path / relative} was altered: its SHA-256 is {found[:16]}..., the manifest says "
-                f"{spec.sha256[:16]}...; build the bundle again"
+                f"{spec.sha256[:16]}...; build the bundle again: {_REBUILD}"
             )
     for relative in manifest.files:
         if relative.endswith(".onnx"):
@@ -183,11 +184,14 @@ def _check_file(root: Path, relative: str, spec: FileSpec) -> None:
     if is_link:
         raise IntegrityError(f"{file} is a symbolic link; a bundle holds plain files only")
     if not is_file:
-        raise IntegrityError(f"{file} is missing; copy the whole bundle, or build it again")
+        raise IntegrityError(
+            f"{file} is missing; copy the whole bundle, or build it again: {_REBUILD}"
+        )
     size = file.stat().st_size
     if size != spec.bytes:
         raise IntegrityError(
-            f"{file} has {size} bytes, the manifest says {spec.bytes}; it was cut or altered"
+            f"{file} has {size} bytes, the manifest says {spec.bytes}; it was cut or altered. "
+            f"Copy it again, or build it again: {_REBUILD}"
         )
 
 

@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 from spec_export.engines.backend import Buffer, Call
+from spec_export.engines.errors import EngineError
 from spec_export.engines.passes import BoundRole, allocate_caches, bind_role
 from spec_export.runtime.buffers import HostMirror, RoundBuffers, first_row
 from spec_export.runtime.ngram import NgramIndex
@@ -140,7 +141,11 @@ class ModelDraft:
         stop = min(len(tokens), max(0, self._spec.max_position - self.length))
         for start in range(0, stop, rows):
             part = tokens[start : min(start + rows, stop)]
-            assert self.length + rows <= self._capacity
+            if self.length + rows > self._capacity:
+                raise EngineError(
+                    f"a chunk of {rows} rows after {self.length} does not fit the draft's cache of "
+                    f"{self._capacity} rows"
+                )
             chunk.fill(0)
             chunk[0, : len(part)] = part
             self._start[0] = self.length

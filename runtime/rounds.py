@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from spec_export.engines.backend import Call, Device
+from spec_export.engines.errors import EngineError
 from spec_export.engines.passes import BoundRole
 from spec_export.runtime.buffers import RoundBuffers
 from spec_export.runtime.call_chains import Sequel
@@ -55,6 +56,7 @@ class Rounds:
         self._advance = Advance(device, buffers)
         self._made: dict[tuple[str, int], Call] = {}
         self._recorded: dict[tuple[str, int], Call] = {}
+        self._refused: set[tuple[str, int]] = set()
 
     def role(self, n_draft: int) -> str:
         """The narrowest verify pass with room for the drafts."""
@@ -75,11 +77,20 @@ class Rounds:
         The token after a prefill is drawn once a text.
         """
         is_apart = role == "prefill" or self.sampling.follows_drafts
-        return self._device.is_deferred and not is_apart and (role, n_draft) not in self._recorded
+        known = (role, n_draft) in self._recorded or (role, n_draft) in self._refused
+        return self._device.is_deferred and not is_apart and not known
 
     def record(self, role: str, n_draft: int) -> Call:
-        """Have `call` give a recording from now on. Lengths on the device move as in a round."""
-        recorded = self._device.record(self.call(role, n_draft).enqueue)
+        """Have `call` give a recording from now on. Lengths on the device move as in a round.
+
+        Raises:
+            EngineError: it cannot be recorded; it is not tried again, and runs call by call.
+        """
+        try:
+            recorded = self._device.record(self.call(role, n_draft).enqueue)
+        except EngineError:
+            self._refused.add((role, n_draft))
+            raise
         self._recorded[role, n_draft] = recorded
         return recorded
 

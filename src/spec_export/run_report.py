@@ -57,7 +57,8 @@ def _rows(run: Run, tokens: str, off: str | None) -> Rows:
         rows.append(("acceptance", _acceptance(stats)))
     if run.request.sampling.temperature:
         rows.append(("sampling", _sampling(run)))
-    return [*rows, ("speed", _speed(stats)), ("exactness", exactness(run))]
+    rows += [("speed", _speed(stats)), ("exactness", exactness(run))]
+    return [*rows, *(("note", note) for note in run.notes)]
 
 
 def _gamma(run: Run) -> str:
@@ -137,8 +138,8 @@ def verdict(found: DecodingComparison, gamma: int) -> str:
     if found.speedup > 1:
         return f"speculation pays here: {times}"
     return (
-        f"speculation does not pay here: {times}; run with --gamma 0 --fast-plain, or calibrate the "
-        "bundle and run with --gamma auto"
+        f"speculation does not pay here: {times}; run with --gamma 0 --fast-plain, or calibrate "
+        "the bundle and run with --gamma auto"
     )
 
 
@@ -160,7 +161,7 @@ def to_object(run: Run) -> dict[str, Any]:
         "temperature": sampling.temperature,
         "seed": sampling.seed,
         "rule": served_rule(sampling, manifest),
-        "remarks": list(remarks(sampling, manifest, run.opened.exactness)),
+        "remarks": [*remarks(sampling, manifest, run.opened.exactness), *run.notes],
         "logprobs": run.logprobs,
         "top_logprobs": run.top,
         "fast_plain": run.request.fast_plain,

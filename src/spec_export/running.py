@@ -74,6 +74,7 @@ class Run:
         top: of each, the most probable tokens and their logprobs, where asked for.
         finish: why it ended.
         stats: counts and times.
+        notes: what the session served in another way than it should be.
         comparison: with plain decoding, where it was asked for and the text was long enough.
     """
 
@@ -88,6 +89,7 @@ class Run:
     top: list[list[tuple[int, float]]] = field(default_factory=list)
     finish: str = "length"
     stats: Stats | None = None
+    notes: tuple[str, ...] = ()
     comparison: DecodingComparison | None = None
 
 
@@ -268,6 +270,7 @@ def stream(
                 _write(piece.text)
     finally:
         waiting.stop()
+        run.notes = tuple(session.remarks)
     if to_stdout and not run.text.endswith("\n"):
         _write("\n")
     return session

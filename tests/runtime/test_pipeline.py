@@ -271,3 +271,55 @@ def test_the_law_holds_on_a_device_that_works_later(rule: Rule, build_tiny, open
 
     opened = deferred(open_once(build_tiny("pair")))
     assert _check_rule(opened, rule, 600, no_progress).holds
+
+
+class RefusingDevice(DeferredDevice):
+    """Runs everything and records nothing."""
+
+    def record(self, work):
+        work()
+        raise EngineError("this cannot be captured")
+
+
+def test_a_round_that_cannot_be_recorded_runs_call_by_call_and_says_so(build_tiny, open_once):
+    """A build decodes through such a session: where capture was refused, none could be built."""
+    opened = open_once(build_tiny("pair"))
+    prompt = opened.text.encode(PROMPT)
+    for name in ("greedy", "reject", "invariant"):
+        later = deferred(opened)
+        later.device.__class__ = RefusingDevice
+        session, request = Session(later), {"sampling": SAMPLINGS[name]}
+        assert texts_of(session, prompt, **request) == texts_of(Session(opened), prompt, **request)
+        assert all("this cannot be captured" in remark for remark in session.remarks)
+        rounds = len(session.remarks)
+        assert rounds > 0
+        texts_of(session, prompt, **request)
+        assert len(session.remarks) == rounds, "it is tried once"
+
+
+class DeafEngine:
+    """Negative control: what comes out never moves, so nothing can be shown of a recording."""
+
+    def enqueue(self) -> None:
+        pass
+
+
+def test_a_recording_that_cannot_be_shown_to_read_anything_is_refused(build_tiny, open_once):
+    opened = deferred(open_once(build_tiny("pair")))
+    session = Session(opened)
+    session.prefill(opened.text.encode(PROMPT))
+    session.first()
+    for name, bound in list(session._roles.items()):
+        session._roles[name] = type(bound)(DeafEngine(), bound.buffers, bound.rows)
+    session._rounds._advance = DeafEngine()
+    session._rounds.sampling.accept["verify"] = DeafEngine()
+    with pytest.raises(EngineError, match="does not do what it was recorded from"):
+        session.round(4)
+
+
+def test_no_pass_gets_past_the_capacity(build_tiny, open_once):
+    """Checked in every build of Python: an engine might drop the rows without a word."""
+    session = Session(open_once(build_tiny("pair")))
+    session._assert_room(session.opened.manifest.capacity - 4, 5)
+    with pytest.raises(EngineError, match="does not fit the cache"):
+        session._assert_room(session.opened.manifest.capacity - 3, 5)
