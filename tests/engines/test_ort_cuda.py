@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -127,7 +130,9 @@ def test_a_graph_the_provider_cannot_capture_is_opened_without_and_says_so(
 
     monkeypatch.setattr(ort_cuda, "open_session", refuse_first)
     with pytest.warns(UserWarning, match="runs without CUDA graphs: this session cannot"):
-        backend.open_model(graph, spec)
+        engine = backend.open_model(graph, spec)
+    assert not engine.keeps_graphs
+    assert backend.open_model(graph, spec).keeps_graphs
 
 
 def test_recorded_work_is_enqueued_anew():
@@ -140,6 +145,90 @@ def test_recorded_work_is_enqueued_anew():
     call.enqueue()
     assert runs == [device.stream] * 2
     assert "cudaStreamBeginCapture" not in cudart.calls
+
+
+class CapturingCudart(FakeCudart):
+    """Notes calls of other threads while a library captures in the global mode."""
+
+    capturing: int | None = None
+
+    def _logged(self, name, function, arguments):
+        if self.capturing not in (None, threading.get_ident()):
+            self.faults.append(f"{name} within a capture of another thread")
+        return super()._logged(name, function, arguments)
+
+
+class CapturingRun:
+    """A call of the library that captures while `meanwhile` goes on in another thread."""
+
+    def __init__(self, cudart: CapturingCudart, meanwhile) -> None:
+        self._cudart = cudart
+        self._other = threading.Thread(target=meanwhile)
+
+    def enqueue(self) -> None:
+        self._cudart.capturing = threading.get_ident()
+        self._other.start()
+        self._other.join(0.3)  # it has to wait; where it does not, it is done long before
+        self._cudart.capturing = None
+
+    def finish(self) -> None:
+        self._other.join()
+
+
+@pytest.mark.parametrize("what", ["upload", "copy", "clear", "read", "allocate", "free", "run"])
+def test_a_capture_of_the_library_is_not_entered_by_another_thread(what):
+    """It captures on the stream that everything is enqueued on, on the first run of a call."""
+    cudart = CapturingCudart()
+    device = KeepingDevice(api=CudaApi(cudart))
+    a, b = (device.allocate((4,), np.int64) for _ in range(2))
+    held = [device.allocate((4,), np.int64)]
+    reader = device.reader(a)
+    inner = SimpleNamespace(enqueue=lambda: device.copy(a, b))
+
+    def free() -> None:
+        held.clear()
+        gc.collect()
+
+    def read() -> None:
+        reader.start()
+        reader.wait()
+
+    meanwhile = {
+        "upload": lambda: device.upload(a, np.arange(4)),
+        "copy": lambda: device.copy(a, b),
+        "clear": lambda: device.clear(a, 0, 0),
+        "read": read,
+        "allocate": lambda: device.allocate((4,), np.int64),
+        "free": free,
+        "run": ort_cuda._LockedCall(inner, device.lock).enqueue,
+    }[what]
+    run = CapturingRun(cudart, meanwhile)
+    before = len(cudart.calls)
+    ort_cuda._LockedCall(run, device.lock).enqueue()
+    run.finish()
+    assert len(cudart.calls) > before, "nothing was tried"
+    assert cudart.faults == []
+
+
+def test_a_session_is_opened_and_runs_in_its_turn(backend, target):
+    """With the lock of the device, which a thread may take again."""
+    graph, spec = target
+    held = []
+
+    class Counted:
+        def __enter__(self):
+            held.append(1)
+
+        def __exit__(self, *_):
+            held.append(-1)
+
+    backend._lock = Counted()
+    engine = backend.open_model(graph, spec)
+    assert sum(held) == 0 and len(held) == 2
+    assert engine._lock is backend._lock
+    call = ort_cuda._LockedCall(SimpleNamespace(enqueue=lambda: held.append(5)), Counted())
+    call.enqueue()
+    assert held[2:] == [1, 5, -1]
 
 
 def test_without_the_provider_it_says_which_package_has_it():

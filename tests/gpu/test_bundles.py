@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -27,8 +28,8 @@ def text(session: Session, **request) -> list[int]:
     return [token for piece in generate(session, prompt, asked) for token in piece.tokens]
 
 
-def test_every_role_computes_its_standard_graph(gpu_bundle, steps):
-    steps.parity(gpu_bundle)
+def test_every_role_computes_its_standard_graph(gpu_bundle, half_exported, steps):
+    steps.parity(gpu_bundle, half_exported)
 
 
 def test_the_greedy_text_is_that_of_plain_decoding(session, steps):
@@ -37,6 +38,34 @@ def test_the_greedy_text_is_that_of_plain_decoding(session, steps):
 
 def test_the_bundle_emits_the_targets_law(session, steps):
     steps.law(session.opened, 3000)
+
+
+@pytest.mark.parametrize("rule", ["reject", "invariant"])
+def test_texts_are_of_the_targets_law(rule, session, steps):
+    """As they are served: recorded, and begun before the last round was read."""
+    steps.session_law(session, rule, 300)
+
+
+def test_the_librarys_own_graphs_stay_on(session, steps):
+    if session.opened.manifest.device.backend != "onnxruntime-cuda":
+        pytest.skip("the device captures rounds")
+    _, values = steps.provider_graphs(session)
+    assert all(values["on"].values()), values
+
+
+def test_two_threads_on_one_gpu_keep_apart(session):
+    """Sessions of their own, first runs included; onnxruntime captures on the shared stream."""
+    expected, found = text(session), {}
+
+    def other(name: int) -> None:
+        found[name] = [text(Session(session.opened)) for _ in range(2)]
+
+    threads = [threading.Thread(target=other, args=(name,)) for name in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {name: [expected, expected] for name in range(3)}
 
 
 def test_rounds_are_captured(session, steps):

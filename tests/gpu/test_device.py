@@ -119,8 +119,9 @@ def test_too_much_memory_is_one_message(gpu):
     assert read(gpu, gpu.allocate((4,), np.uint8)).tolist() == [0] * 4
 
 
-def test_rounds_without_an_engine_library(gpu, steps, tiny_bundle, monkeypatch):
+@pytest.mark.parametrize("way", ["rounds", "drawn rounds", "plain steps"])
+def test_rounds_without_an_engine_library(way, gpu, steps, tiny_bundle, monkeypatch):
     """The runtime's own part of a round, captured and pipelined."""
     monkeypatch.setattr(steps, "open_device", lambda: gpu)
-    shown, values = steps.rounds_without_engines(tiny_bundle)
+    shown, values = steps.rounds_without_engines(tiny_bundle, way)
     assert values["wall_us"] > 0, shown
