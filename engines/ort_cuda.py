@@ -6,9 +6,10 @@ stream it was opened with and on no other, so a round cannot be captured around 
 the work and enqueues it anew, one replayed graph after another.
 
 The first run of a bound call captures, in each thread anew, on that stream and in CUDA's global
-mode (`cuda_graph.cc` of the library): whatever another thread enqueued meanwhile would become part of the graph, and an allocation or a wait would spoil
-it. So one lock of the device is held for every call of ours to CUDA and every one to the provider:
-sessions in several threads take turns, also while one waits for its tokens.
+mode (`cuda_graph.cc` of the library): whatever another thread enqueued meanwhile would become part
+of the graph, and an allocation or a wait would spoil it. So one lock of the device is held for
+every call of ours to CUDA and every one to the provider: sessions in several threads take turns,
+also while one waits for its tokens.
 
 A captured graph lives as long as the session of the library, which all our sessions share, and each
 of ours binds calls, hence graphs, of its own: a process that makes them without end keeps the
