@@ -62,7 +62,7 @@ def prepare_exported(
     models = {}
     for done, (name, spec) in enumerate(graphs.models.items()):
         progress("changing the precision", done, len(graphs.models))
-        models[name] = _prepare(exported, out, spec, precision)
+        models[name] = prepare_model(exported, out, spec, precision)
     for folder in ("sampling", "text"):
         shutil.copytree(exported / folder, out / folder, copy_function=_link)
     text = to_json(replace(graphs, models=models))
@@ -89,7 +89,13 @@ def comparable(exported: Path, weights: WeightFormat | None) -> Iterator[Path]:
         yield Path(folder)
 
 
-def _prepare(exported: Path, out: Path, spec: ModelSpec, precision: Precision) -> ModelSpec:
+def prepare_model(exported: Path, out: Path, spec: ModelSpec, precision: Precision) -> ModelSpec:
+    """Write one model of another precision, and return its description.
+
+    Raises:
+        BuildError: it cannot be retyped, or a weight does not fit the type.
+        StorageError: the disk is full.
+    """
     model = ir.load(exported / spec.file)
     originals = {
         name: value.const_value

@@ -61,6 +61,8 @@ class TrtBackend:
         self.api = trt_api.load(name)
         check_options(self.api, self.options)
         self._times = TimingCache(self.api, self.options.timing_cache)
+        self._capabilities: tuple[str, ...] | None = None  # of all models; None: none is compiled
+        self._bundle: Path | None = None
 
     # --- where it runs ----------------------------------------------------------------------------
 
@@ -81,13 +83,22 @@ class TrtBackend:
         return Scratch(self.device)
 
     @cached_property
-    def cannot_run(self) -> str | None:
-        """Why engines of this library cannot run here; None if they can."""
+    def _no_gpu(self) -> str | None:
+        """Why there is no GPU to use; None if there is."""
         try:
-            found = self.device.gpu.compute_capability
+            self.device  # noqa: B018
         except (EngineError, MissingExtra) as error:
             return str(error)
-        served = self.options.compute_capabilities or tuple(self.api.compute_capabilities())
+        return None
+
+    @property
+    def cannot_run(self) -> str | None:
+        """Why engines cannot run here, those that were compiled if any were; None if they can."""
+        if self._no_gpu is not None:
+            return self._no_gpu
+        found, served = self.device.gpu.compute_capability, self._capabilities
+        if served is None:
+            served = self.options.compute_capabilities or tuple(self.api.compute_capabilities())
         if served and found not in served:
             return (
                 f"the GPU here has compute capability {found}, and what is built is for "
@@ -115,15 +126,19 @@ class TrtBackend:
     def compile_model(
         self, graph: Path, spec: ModelSpec, capacity: int, out: Path, link: bool
     ) -> Compiled:
-        """Compile a model for all its roles into one engine; weights are a part of it."""
+        """Compile a model for all its roles into one engine; weights are a part of it.
+
+        It is compiled for those GPUs that the bundle's earlier models are for as well.
+        """
         require("build", "onnx")
         from spec_export.engines import trt_plan, trt_prepare
 
         model = trt_prepare.read_pinned(graph, {"C": capacity})
-        plan = trt_plan.plan_roles(self.api, self.options, model, spec, capacity)
+        among = self._capabilities if self._bundle == out.parent else None
+        plan = trt_plan.plan_roles(self.api, self.options, model, spec, capacity, among)
         spec = replace(spec, roles=plan.roles)
         profiles = profile_shapes(spec, capacity)
-        self._capabilities = plan.capabilities
+        self._capabilities, self._bundle = plan.capabilities, out.parent
         file = out / f"{graph.stem}{SUFFIX}"
         network = self._compile(model.SerializeToString(), graph, profiles, file)
         _check_fused(network, spec, capacity)
@@ -154,21 +169,24 @@ class TrtBackend:
     def _compile(
         self, model: bytes, source: Path, profiles: list[dict[str, tuple[int, ...]]], out: Path
     ) -> Network:
+        gpus = self._capabilities or ()
         return compile_engine(
-            self.api, model, source, profiles, self.options, self._capabilities, self._times, out
+            self.api, model, source, profiles, self.options, gpus, self._times, out
         )
 
-    _capabilities: tuple[str, ...] = ()
-
     def compiler(self) -> CompilerSpec:
-        """What was asked of the library, as the manifest records it."""
+        """What was asked of the library, as the manifest records it; saves the kernel times.
+
+        Asked after everything was compiled, so what it names is what the file then holds.
+        """
+        self._times.save()
         options = {
             "workspace": self.options.workspace_bytes,
             "builder-optimization-level": self.options.optimization_level,
             "no-single-row": None if self.options.single_row else "yes",
         }
         given = {name: str(value) for name, value in options.items() if value is not None}
-        return CompilerSpec(self._capabilities, given, self._times.sha256)
+        return CompilerSpec(self._capabilities or (), given, self._times.sha256)
 
     # --- running ----------------------------------------------------------------------------------
 

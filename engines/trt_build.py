@@ -16,6 +16,7 @@ from typing import Any
 from spec_export.engines.atomic import storage_error
 from spec_export.engines.errors import BuildError
 from spec_export.engines.trt_api import TensorRt
+from spec_export.engines.trt_quiet import quiet_stderr
 
 FUSED = ("KV_CACHE_UPDATE", "ATTENTION_INPUT", "ATTENTION_OUTPUT")
 _NO_ARITHMETIC = ("HW-specific datatypes", "FP32 GEMM is not supported")
@@ -157,12 +158,13 @@ def missing_kernel(
     api: TensorRt, model: bytes, options: TrtOptions, capability: str | None
 ) -> str | None:
     """Why a small graph does not compile for a GPU; None if it does."""
-    builder = api.builder()
-    network, parser = _parsed(api, builder, model, None)
-    config = _config(api, builder, options, () if capability is None else (capability,))
-    engine = builder.build_serialized_network(network, config)
-    reasons = api.reasons()
-    del parser
+    with quiet_stderr():
+        builder = api.builder()
+        network, parser = _parsed(api, builder, model, None)
+        config = _config(api, builder, options, () if capability is None else (capability,))
+        engine = builder.build_serialized_network(network, config)
+        reasons = api.reasons()
+        del parser
     if engine is not None:
         return None
     if any(words in reasons for words in _NO_ARITHMETIC):

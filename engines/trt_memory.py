@@ -1,11 +1,13 @@
 """Device memory of a bundle, estimated before anything is compiled.
 
 The largest parts are counted: weights as the engine holds them, one session's caches, and the
-scratch memory of the widest pass. A build takes more for a while, several times the weights.
+scratch memory of the widest pass. A build takes more for a while, several times the weights: most
+of it the host's, which counts where the GPU has no memory of its own.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from spec_export.engines.graphs import JUNK_ROLES, ModelSpec
 from spec_export.engines.passes import cache_bytes
 
 _LIVE_ROWS = 4  # activations of the widest layer that live at once
+_BUILD_FACTOR = 3  # the least that a build takes, of the weights as they are stored
 _CODE_BYTES = 8 << 20  # of a profile; 7.4 MB for 30 layers, 3.2 MB for 4, tensorrt-rtx 1.7.1
 
 
@@ -28,12 +31,15 @@ class DeviceMemory:
         caches: of one session.
         scratch: of the widest pass.
         code: of kernels.
+        building: the least that the build takes at its peak, the host's part included; models are
+            built one after another.
     """
 
     weights: int
     caches: int
     scratch: int
     code: int
+    building: int = 0
 
     @property
     def total(self) -> int:
@@ -57,6 +63,7 @@ def estimate(
         caches=sum(part.caches for part in parts),
         scratch=max(part.scratch for part in parts),
         code=sum(part.code for part in parts),
+        building=max(part.building for part in parts),
     )
 
 
@@ -78,12 +85,37 @@ def _estimate(spec: ModelSpec, graph: Path, single_row: bool) -> DeviceMemory:
         for role in spec.roles
     )
     return DeviceMemory(
-        spec.parameters_bytes + copies, cache_bytes(spec), scratch, len(spec.roles) * _CODE_BYTES
+        spec.parameters_bytes + copies,
+        cache_bytes(spec),
+        scratch,
+        len(spec.roles) * _CODE_BYTES,
+        _BUILD_FACTOR * spec.parameters_bytes,
     )
 
 
+def shared_memory(meminfo: str, device_bytes: int) -> tuple[int, int]:
+    """What a GPU can take of memory that it shares with the processor.
+
+    CUDA calls free what nothing uses; what files are cached in is given back when it is asked for.
+
+    Args:
+        meminfo: text of `/proc/meminfo`.
+        device_bytes: free on the GPU by its own account.
+
+    Returns:
+        Bytes without swap, which serves the host alone, and with what is free of it.
+    """
+    lines = re.findall(r"^(MemAvailable|SwapFree):\s+(\d+) kB", meminfo, re.MULTILINE)
+    found = {name: int(number) << 10 for name, number in lines}
+    available = max(device_bytes, found.get("MemAvailable", 0))
+    return available, available + found.get("SwapFree", 0)
+
+
 def check_memory(
-    needed: DeviceMemory, workspace_bytes: int | None, device_bytes: int | None
+    needed: DeviceMemory,
+    workspace_bytes: int | None,
+    device_bytes: int | None,
+    build_bytes: int | None = None,
 ) -> None:
     """Refuse a build that cannot fit, before it starts.
 
@@ -91,6 +123,8 @@ def check_memory(
         needed: the estimate.
         workspace_bytes: what kernels may work in; None: no limit of ours.
         device_bytes: free on the GPU; None where there is none to look at.
+        build_bytes: free for the build where GPU and processor share their memory; None where each
+            has its own.
 
     Raises:
         BuildError: with the numbers and what makes them smaller.
@@ -101,6 +135,12 @@ def check_memory(
             f"the engines need about {_size(needed.total)} of device memory (weights "
             f"{_size(needed.weights)}, caches {_size(needed.caches)}) and {_size(device_bytes)} "
             f"are free; {smaller}"
+        )
+    if build_bytes is not None and needed.building > build_bytes:
+        raise BuildError(
+            f"the build takes at least {_size(needed.building)} for a while, and "
+            f"{_size(build_bytes)} of the memory that the GPU shares with the processor are free, "
+            "swap included; close other programs, add swap, or build a smaller model"
         )
     if workspace_bytes is not None and needed.scratch > workspace_bytes:
         raise BuildError(

@@ -20,6 +20,7 @@ from spec_export.engines.trt_prepare import (
     attention_model,
     attention_shapes,
     product_model,
+    weight_blocks,
     weight_format,
 )
 
@@ -52,14 +53,18 @@ class _Questions:
     ) -> None:
         self._api, self._options, self._dtype = api, options, spec.dtype
         self._shapes, self._weights = sorted(attention_shapes(model)), weight_format(model)
+        self._blocks = weight_blocks(model)
         self._capacity, self._known = capacity, dict[tuple[bytes, str | None], str | None]()
 
     def weights(self, gpu: str | None) -> str | None:
         """Why a GPU cannot read the weights."""
         if self._weights is None:
             return None
-        reason = self._ask(product_model(self._dtype, self._weights), gpu)
-        return None if reason is None else f"{self._weights} weights: {reason}"
+        for block in self._blocks:
+            reason = self._ask(product_model(self._dtype, self._weights, block), gpu)
+            if reason is not None:
+                return f"{self._weights} weights: {reason}"
+        return None
 
     def attention(self, rows: int, gpu: str | None) -> str | None:
         """Why a GPU cannot run the attention of a pass of so many rows."""
@@ -86,6 +91,7 @@ def plan_roles(
     model: onnx.ModelProto,
     spec: ModelSpec,
     capacity: int,
+    among: tuple[str, ...] | None = None,
 ) -> RolePlan:
     """Find out what a model can be compiled for.
 
@@ -95,10 +101,11 @@ def plan_roles(
         model: the graph, cache capacity pinned.
         spec: its description, roles pinned.
         capacity: rows of a cache.
+        among: GPUs that the models before it are compiled for, where that matters.
 
     Raises:
-        BuildError: for a GPU that was asked for, or for all of them, there is no kernel; names the
-            operator, its shape, the GPU and the remedy.
+        BuildError: for a GPU that was asked for, or for all that are left, there is no kernel;
+            names the operator, its shape, the GPU and the remedy.
     """
     if spec.dtype == "float32":
         raise BuildError(
@@ -109,7 +116,7 @@ def plan_roles(
     asked = options.compute_capabilities
     served: list[str | None] = []
     notes: list[str] = []
-    gpus: tuple[str | None, ...] = asked or tuple(api.compute_capabilities()) or (None,)
+    gpus: tuple[str | None, ...] = asked or among or tuple(api.compute_capabilities()) or (None,)
     refusals = []
     for gpu in gpus:
         reason = questions.weights(gpu) or _wide_passes(questions, spec, gpu)
@@ -120,8 +127,9 @@ def plan_roles(
         if asked:
             break
     if not served or (asked and refusals):
+        rest = f", and the other model is for {', '.join(among)} alone" if among else ""
         raise BuildError(
-            f"{api.name} {api.version} cannot compile {spec.architecture}: {refusals[0]}. "
+            f"{api.name} {api.version} cannot compile {spec.architecture}: {refusals[0]}{rest}. "
             "Leave that GPU out, build with another --dtype or --weights, or with --backend "
             "onnxruntime"
         )

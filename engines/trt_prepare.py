@@ -21,7 +21,7 @@ from spec_export.engines.weight_blocks import WeightFormat
 
 LONGEST_TOP_K = 3840
 _OPSET = 24
-_SIDE = 64  # of the matrix in a probe
+_SIDE = 128  # of the matrix in a probe: the largest block of rows
 _TYPES = {
     "float32": TensorProto.FLOAT,
     "float16": TensorProto.FLOAT16,
@@ -108,6 +108,16 @@ def weight_format(model: onnx.ModelProto) -> WeightFormat | None:
     return found.pop() if found else None
 
 
+def weight_blocks(model: onnx.ModelProto) -> tuple[int, ...]:
+    """Rows that share a scale in the quantized weights, each number once; 0: a whole column."""
+    sizes = {
+        next((a.i for a in node.attribute if a.name == "block_size"), 0)
+        for node in model.graph.node
+        if node.op_type == "DequantizeLinear"
+    }
+    return tuple(sorted(sizes))
+
+
 def attention_model(shape: AttentionShape, rows: int, capacity: int, dtype: str) -> bytes:
     """One layer's cache updates and attention."""
     kind = _TYPES[dtype]
@@ -136,14 +146,14 @@ def attention_model(shape: AttentionShape, rows: int, capacity: int, dtype: str)
     return _model(nodes, inputs, outputs, [])
 
 
-def product_model(dtype: str, weights: str) -> bytes:
-    """One product with a quantized matrix."""
+def product_model(dtype: str, weights: str, block: int) -> bytes:
+    """One product with a quantized matrix, a scale for each `block` rows; 0: for a column."""
     kind = _TYPES[dtype]
     stored = next(key for key, name in _WEIGHTS.items() if name == weights)
     bits = np.zeros(_SIDE * _SIDE // (2 if weights == "int4" else 1), np.uint8).tobytes()
     matrix = helper.make_tensor("matrix", stored, [_SIDE, _SIDE], bits, raw=True)
-    scales = [_SIDE] if weights == "fp8" else [_SIDE // 32, _SIDE]
-    how: dict[str, Any] = {"axis": 1} if weights == "fp8" else {"axis": 0, "block_size": 32}
+    scales = [_SIDE // block, _SIDE] if block else [_SIDE]
+    how: dict[str, Any] = {"axis": 0, "block_size": block} if block else {"axis": 1}
     scale = helper.make_tensor("scale", kind, scales, np.ones(int(np.prod(scales))))
     nodes = [
         helper.make_node("DequantizeLinear", ["matrix", "scale"], ["read"], **how),

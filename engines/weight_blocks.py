@@ -1,8 +1,9 @@
 """Weights of 8 or 4 bits, read back by a standard `DequantizeLinear` in front of their `MatMul`.
 
 Symmetric, rounded to nearest: a block's largest magnitude maps to the largest number of the format.
-`int8` and `int4` have a scale for each block of 32 rows of a column (axis 0, what a sum runs over);
-`fp8` (E4M3) has one for each column. Only the matrices inside the layers are quantized. The
+`int8` and `fp8` (E4M3) have a scale for each column, `int4` one for each block of 128 rows of a
+column (axis 0, what a sum runs over), or of 64 where 128 do not divide them: what both TensorRT
+libraries and onnxruntime take. Only the matrices inside the layers are quantized. The
 embedding is looked up, not multiplied, and the head decides between near-equal tokens.
 """
 
@@ -19,20 +20,27 @@ from spec_export.engines.errors import BuildError
 from spec_export.engines.weight_files import Pending, row_blocks
 
 WeightFormat = Literal["int8", "int4", "fp8"]
-BLOCK = 32
 
 
 @dataclass(frozen=True)
 class _Format:
+    """Numbers of a format.
+
+    Attributes:
+        dtype: of the numbers.
+        largest: of their magnitudes that is used.
+        blocks: rows that may share a scale, the best first; empty: all rows of a column do.
+    """
+
     dtype: ir.DataType
     largest: float
-    is_blocked: bool
+    blocks: tuple[int, ...]
 
 
 _FORMATS: dict[str, _Format] = {
-    "int8": _Format(ir.DataType.INT8, 127.0, True),
-    "int4": _Format(ir.DataType.INT4, 7.0, True),
-    "fp8": _Format(ir.DataType.FLOAT8E4M3FN, 448.0, False),
+    "int8": _Format(ir.DataType.INT8, 127.0, ()),
+    "int4": _Format(ir.DataType.INT4, 7.0, (128, 64)),
+    "fp8": _Format(ir.DataType.FLOAT8E4M3FN, 448.0, ()),
 }
 
 
@@ -40,7 +48,6 @@ def quantize_weights(
     model: ir.Model,
     originals: dict[str, ir.TensorProtocol],
     weights: WeightFormat,
-    block: int = BLOCK,
 ) -> dict[str, Pending]:
     """Quantize every matrix that a `MatMul` of a layer reads, in place.
 
@@ -48,7 +55,6 @@ def quantize_weights(
         model: the graph, in the type it computes in.
         originals: float32 values of its initializers.
         weights: the format.
-        block: rows that share a scale.
 
     Returns:
         The weights to write, by initializer.
@@ -62,10 +68,12 @@ def quantize_weights(
         assert weight is not None and weight.name is not None
         tensor, kind = originals[weight.name], _FORMATS[weights]
         rows, columns = tensor.shape.numpy()
-        if kind.is_blocked and rows % block:
+        block = next((size for size in kind.blocks if rows % size == 0), 0)
+        if kind.blocks and not block:
             raise BuildError(
-                f"--weights {weights}: {weight.name} has {rows} rows, which blocks of {block} do "
-                "not divide; leave --weights out for this model"
+                f"--weights {weights}: {weight.name} has {rows} rows, which blocks of "
+                f"{' or '.join(map(str, kind.blocks))} do not divide; build this model with "
+                "--weights int8, or leave --weights out"
             )
         if weights == "int4" and columns % 2:
             raise BuildError(f"--weights int4: {weight.name} has an odd number of columns")
@@ -94,17 +102,16 @@ def _quantize(
     block: int,
     name: str,
 ) -> dict[str, Pending]:
-    """Put a `DequantizeLinear` between a weight and its only reader."""
+    """Put a `DequantizeLinear` between a weight and its only reader; block 0: none."""
     assert weight.dtype is not None
     scale_type, shape = weight.dtype, tuple(int(dim) for dim in tensor.shape.numpy())
-    group = block if kind.is_blocked else shape[0]
-    scale_shape = (shape[0] // block, shape[1]) if kind.is_blocked else shape[1:]
+    scale_shape = (shape[0] // block, shape[1]) if block else shape[1:]
     made = {
         f"{weight.name}.{name}": Pending(
-            kind.dtype, shape, lambda: _numbers(tensor, kind, group, scale_type)
+            kind.dtype, shape, lambda: _numbers(tensor, kind, block, scale_type)
         ),
         f"{weight.name}.scale": Pending(
-            scale_type, scale_shape, lambda: _scales(tensor, kind, group, scale_type)
+            scale_type, scale_shape, lambda: _scales(tensor, kind, block, scale_type)
         ),
     }
     inputs = []
@@ -113,7 +120,7 @@ def _quantize(
         value.dtype = content.dtype
         graph.initializers[title] = _placeholder(value)
         inputs.append(value)
-    attributes = {"axis": 0, "block_size": block} if kind.is_blocked else {"axis": 1}
+    attributes = {"axis": 0, "block_size": block} if block else {"axis": 1}
     dequantize = ir.node("DequantizeLinear", inputs, attributes)
     result = dequantize.outputs[0]
     result.name, result.dtype, result.shape = f"{weight.name}.read", scale_type, ir.Shape(shape)
@@ -133,34 +140,34 @@ def _placeholder(value: ir.Value) -> ir.Value:
 
 
 def _scales(
-    tensor: ir.TensorProtocol, kind: _Format, group: int, scale_type: ir.DataType
+    tensor: ir.TensorProtocol, kind: _Format, block: int, scale_type: ir.DataType
 ) -> Iterator[np.ndarray]:
-    if not kind.is_blocked:
+    if not block:
         yield _column_scales(tensor, kind, scale_type)
         return
-    for rows in row_blocks(tensor.numpy(), group):
-        yield _block_scales(rows, kind, group, scale_type)
+    for rows in row_blocks(tensor.numpy(), block):
+        yield _block_scales(rows, kind, block, scale_type)
 
 
 def _numbers(
-    tensor: ir.TensorProtocol, kind: _Format, group: int, scale_type: ir.DataType
+    tensor: ir.TensorProtocol, kind: _Format, block: int, scale_type: ir.DataType
 ) -> Iterator[np.ndarray]:
     content = tensor.numpy()
-    whole = None if kind.is_blocked else _column_scales(tensor, kind, scale_type)
-    for rows in row_blocks(content, group if kind.is_blocked else 1):
+    whole = None if block else _column_scales(tensor, kind, scale_type)
+    for rows in row_blocks(content, block or 1):
         if whole is not None:
             scaled = rows / whole.astype(np.float32)
         else:
-            scale = _block_scales(rows, kind, group, scale_type).astype(np.float32)
-            scaled = rows / np.repeat(scale, group, axis=0)
+            scale = _block_scales(rows, kind, block, scale_type).astype(np.float32)
+            scaled = rows / np.repeat(scale, block, axis=0)
         yield _encoded(scaled, kind)
 
 
 def _block_scales(
-    rows: np.ndarray, kind: _Format, group: int, scale_type: ir.DataType
+    rows: np.ndarray, kind: _Format, block: int, scale_type: ir.DataType
 ) -> np.ndarray:
-    """`[K / group, N]`, rounded as they are stored, so that the numbers fit them."""
-    largest = np.abs(rows).reshape(-1, group, rows.shape[1]).max(axis=1).astype(np.float32)
+    """`[K / block, N]`, rounded as they are stored, so that the numbers fit them."""
+    largest = np.abs(rows).reshape(-1, block, rows.shape[1]).max(axis=1).astype(np.float32)
     return _stored_scale(largest, kind, scale_type)
 
 

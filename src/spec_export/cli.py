@@ -63,14 +63,13 @@ def _model_to_engine(
 ) -> None:
     """Checkpoint to bundle: export, build, check."""
     from spec_export import making, making_report
-    from spec_export.compiling import Compiling
+    from spec_export.compiling import Compiling, asked_precision
     from spec_export.console import Steps, print_rows
 
     chosen = Compiling(
         backend.value,
         threads,
-        dtype.value if dtype else None,
-        weights.value if weights else None,
+        *asked_precision(dtype.value if dtype else None, weights.value if weights else None),
         compute_capability,
         workspace,
         timing_cache,
@@ -125,14 +124,13 @@ def _build(
 ) -> None:
     """Portable ONNX to bundle, on the device that runs it; tensorrt-rtx also for others."""
     from spec_export import making, making_report
-    from spec_export.compiling import Compiling
+    from spec_export.compiling import Compiling, asked_precision
     from spec_export.console import Steps, print_rows
 
     chosen = Compiling(
         backend.value,
         threads,
-        dtype.value if dtype else None,
-        weights.value if weights else None,
+        *asked_precision(dtype.value if dtype else None, weights.value if weights else None),
         compute_capability,
         workspace,
         timing_cache,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from spec_export.console import size
 from spec_export.engines.errors import BuildError, RequestError
@@ -19,6 +19,24 @@ if TYPE_CHECKING:
 
 TENSORRT = ("tensorrt", "tensorrt-rtx")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def asked_precision(
+    dtype: ElementType | None, weights: WeightFormat | Literal["float16", "bfloat16"] | None
+) -> tuple[ElementType | None, WeightFormat | None]:
+    """`--dtype` and `--weights`, where a type that quantizes nothing was given as either.
+
+    Raises:
+        RequestError: the two contradict each other.
+    """
+    if weights == "float16" or weights == "bfloat16":
+        if dtype not in (None, weights):
+            raise RequestError(
+                f"--weights {weights} is the same as --dtype {weights}, and --dtype {dtype} was "
+                "given; leave one of them out"
+            )
+        return weights, None
+    return dtype, weights
 
 
 @dataclass(frozen=True)
@@ -144,18 +162,31 @@ def check_device_memory(
     if chosen.backend not in TENSORRT:
         return None
     from spec_export.engines.build import pinned_models
-    from spec_export.engines.cuda_api import load_api
     from spec_export.engines.trt_memory import check_memory, estimate
 
     models = pinned_models(graphs, options)
     needed = estimate(models, exported, single_row=chosen.single_row)
-    free = None
-    if backend.can_run:
-        free, _ = load_api().call("cudaMemGetInfo")
+    free, for_build = _free_memory() if backend.can_run else (None, None)
     workspace = None if chosen.workspace is None else parse_bytes(chosen.workspace)
-    check_memory(needed, workspace, free)
+    check_memory(needed, workspace, free, for_build)
     return (
         f"device memory: about {size(needed.total)} (weights {size(needed.weights)}, one "
         f"session's caches {size(needed.caches)}, scratch {size(needed.scratch)}, kernels "
         f"{size(needed.code)})"
     )
+
+
+def _free_memory() -> tuple[int, int | None]:
+    """Free on the GPU and, where it shares memory with the processor, for the build."""
+    from spec_export.engines.cuda_api import find_gpu, load_api
+    from spec_export.engines.trt_memory import shared_memory
+
+    api = load_api()
+    free, _ = api.call("cudaMemGetInfo")
+    if not find_gpu(api).is_integrated:
+        return free, None
+    try:
+        meminfo = Path("/proc/meminfo").read_text(encoding="utf-8")
+    except OSError:
+        meminfo = ""
+    return shared_memory(meminfo, free)

@@ -38,11 +38,13 @@ class BuiltTypeName(str, Enum):
 
 
 class WeightsName(str, Enum):
-    """Formats of quantized weights."""
+    """Formats of quantized weights; the last two quantize nothing, and mean `--dtype`."""
 
     int8 = "int8"
     int4 = "int4"
     fp8 = "fp8"
+    float16 = "float16"
+    bfloat16 = "bfloat16"
 
 
 class BoardName(str, Enum):
@@ -141,7 +143,11 @@ BuiltDtype = Annotated[
 Backend = Annotated[BackendName, _shown("Engine library.", group=_SHAPES)]
 Weights = Annotated[
     WeightsName | None,
-    _option("Quantize the matrices inside the layers.", group=_TENSORRT, default="as --dtype"),
+    _option(
+        "Quantize the matrices inside the layers; float16 and bfloat16: the same as --dtype.",
+        group=_TENSORRT,
+        default="as --dtype",
+    ),
 ]
 ComputeCapability = Annotated[
     str | None,

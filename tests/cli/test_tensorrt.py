@@ -10,12 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from spec_export.compiling import asked_precision
+from spec_export.engines import trt_api
 from spec_export.engines.bundle import VerifiedFiles, open_bundle
 from spec_export.engines.certify import Certificate, record
 from spec_export.engines.errors import BundleError
 from spec_export.engines.trt import TrtBackend
 
 pytest.importorskip("tensorrt_rtx", reason="tensorrt_rtx is for x86-64 Linux")
+GPUS = ", ".join(trt_api.load("tensorrt-rtx").compute_capabilities())
 SMALL = ("--max-len", "64", "--chunk", "16", "--gamma", "2")
 RTX = ("--backend", "tensorrt-rtx")
 
@@ -31,14 +34,15 @@ def built(tiny_pair_exported, tmp_path_factory) -> Path:
         [*command, *SMALL, "-o", str(out)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    for word in ("device memory: about", "unprobed", "compute capability 8.0", "--record"):
+    assert "Internal Error" not in done.stderr
+    for word in ("device memory: about", "unprobed", f"compute capability {GPUS}", "--record"):
         assert word in done.stdout + done.stderr
     return out
 
 
 def test_inspect_shows_what_it_is_for(cli, built):
     shown = cli("inspect", built).out
-    for word in ("tensorrt-rtx", "compute capability 8.0, 8.6, 8.9, 12.0, 12.1", "float16"):
+    for word in ("tensorrt-rtx", f"compute capability {GPUS}", "float16"):
         assert word in shown
     described = json.loads(cli("inspect", built, "--json").out)
     assert described["engines"]["target"]["attentions"] == 4
@@ -75,13 +79,19 @@ def test_a_manifest_that_lies_about_a_role_is_refused(cli, built, tmp_path):
     ("options", "words"),
     [
         ((*RTX, "--compute-capability", "8.7"), ("8.7", "Jetson", "--backend tensorrt")),
-        ((*RTX, "--compute-capability", "9.0"), ("9.0", "7.5, 8.0, 8.6, 8.9, 12.0, 12.1")),
+        ((*RTX, "--compute-capability", "9.0"), ("9.0", GPUS)),
         ((*RTX, "--workspace", "2GiB"), ("--workspace", "tensorrt-rtx times no kernels")),
         ((*RTX, "--timing-cache", "t"), ("--timing-cache", "Leave it out")),
         ((*RTX, "--builder-optimization-level", "3"), ("--builder-optimization-level",)),
         ((*RTX, "--threads", "2"), ("--threads", "onnxruntime")),
         ((*RTX, "--dtype", "float32"), ("no fused attention for float32", "--dtype float16")),
         (("--dtype", "bfloat16"), ("--dtype bfloat16", "no such kernels on a processor")),
+        (
+            (*RTX, "--dtype", "float16", "--weights", "bfloat16"),
+            ("--weights bfloat16 is the same as --dtype bfloat16", "--dtype float16 was given"),
+        ),
+        (("--weights", "bfloat16"), ("--dtype bfloat16", "no such kernels on a processor")),
+        ((*RTX, "--weights", "int4"), ("160 rows", "128 or 64", "--weights int8")),
         (("--weights", "int8"), ("--weights is for --backend tensorrt",)),
         (("--compute-capability", "8.9"), ("--compute-capability is for --backend tensorrt",)),
         (("--workspace", "1GiB"), ("--workspace is for --backend tensorrt",)),
@@ -96,6 +106,18 @@ def test_an_option_of_another_backend_is_refused_by_name(
     for word in words:
         assert word in called.err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_weights_of_a_plain_type_are_the_same_as_dtype(dtype):
+    """Other tools call it so; nothing is quantized."""
+    assert asked_precision(None, dtype) == asked_precision(dtype, dtype) == (dtype, None)
+    assert asked_precision(dtype, "int8") == (dtype, "int8")
+
+
+def test_help_says_what_weights_of_a_plain_type_mean(cli):
+    said = " ".join(cli("build", "--help").out.split())
+    assert "float16 and bfloat16: the same as --dtype" in said
 
 
 def test_nothing_is_recorded_of_a_check_that_failed(built):
@@ -113,6 +135,7 @@ def test_nothing_is_recorded_of_a_check_that_failed(built):
         recorded=manifest.exactness,
         probed=manifest.exactness,
         uncompared=(),
+        polygraphy={},
         fusion={},
         failures=("the attention attend_7 of the target was not fused",),
     )

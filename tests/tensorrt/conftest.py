@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from spec_export.engines import trt_api
-from spec_export.engines.graphs import ParitySpec
-from spec_export.engines.prepare import Precision, prepare_exported
+from spec_export.engines.build import BuildOptions, pinned_models, read_exported
+from spec_export.engines.graphs import ModelSpec, ParitySpec
+from spec_export.engines.prepare import Precision, prepare_exported, prepare_model
 from spec_export.engines.trt_api import TensorRt
 
 
@@ -30,6 +32,22 @@ def prepared(tiny_pair_exported, tmp_path_factory):
             made[precision] = tmp_path_factory.mktemp(dtype)
             prepare_exported(tiny_pair_exported, made[precision], precision)
         return made[precision]
+
+    return prepare
+
+
+@pytest.fixture
+def prepared_draft(tiny_pair_exported, tmp_path):
+    """The tiny draft in a precision, roles pinned; int4 has no blocks for the target's rows."""
+
+    def prepare(dtype: str, weights: str | None) -> tuple[Path, ModelSpec]:
+        precision = Precision(dtype, weights)  # type: ignore[arg-type]
+        graphs = read_exported(tiny_pair_exported)
+        options = BuildOptions(gamma=4, max_len=64, chunk=16)
+        roles = pinned_models(graphs, options)["draft"].roles
+        out = tmp_path / "prepared"
+        made = prepare_model(tiny_pair_exported, out, graphs.models["draft"], precision)
+        return out / made.file, replace(made, roles=roles)
 
     return prepare
 
