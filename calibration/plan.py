@@ -15,7 +15,7 @@ from spec_export.calibration.theory import Costs
 from spec_export.calibration.verify_cost import MeasuredVerifyCost
 from spec_export.engines.errors import RequestError
 
-DEFAULT_GAMMA_MAX = 32
+DEFAULT_GAMMA_MAX = 16  # what a bundle is built for at most
 TEXT_TOKENS = 128  # a paragraph or two: for how much the time of a text varies
 
 

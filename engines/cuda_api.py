@@ -110,7 +110,7 @@ def load_api() -> CudaApi:
     except ModuleNotFoundError as error:
         raise MissingExtra(
             "cuda-bindings is not installed, and a GPU needs the extra [cuda]: "
-            "pip install 'spec-export[cuda]'"
+            "pip install '.[cuda]' in a clone of spec-export"
         ) from error
     except Exception as error:  # of the loader, for a shared library
         raise EngineError(f"cuda-bindings is installed and cannot be imported: {error}") from error

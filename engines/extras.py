@@ -26,7 +26,7 @@ def require(extra: str, *modules: str) -> None:
         names, verb = " and ".join(missing), "is" if len(missing) == 1 else "are"
         raise MissingExtra(
             f"{names} {verb} not installed, and this step needs the extra [{extra}]: "
-            f"pip install 'spec-export[{extra}]'"
+            f"pip install '.[{extra}]' in a clone of spec-export"
         )
 
 

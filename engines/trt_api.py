@@ -39,7 +39,7 @@ class Feature:
 
 
 _RTX = "tensorrt_rtx 1.7.1.116, inspected"
-_DOC = "NVIDIA's documentation of TensorRT 10.15 and 11.x; the library itself was not at hand"
+_DOC = "NVIDIA's documentation of TensorRT 10.15 and 11.x"
 FEATURES: dict[str, Feature] = {
     "attention": Feature(
         "INetworkDefinition.add_attention",

@@ -78,6 +78,6 @@ def test_building_without_the_graph_library_names_the_extra(
 ):
     monkeypatch.setattr(extras, "find_spec", lambda name: None)
     options = BuildOptions(gamma=1, max_len=16, chunk=8)
-    with pytest.raises(MissingExtra, match=r"pip install 'spec-export\[build\]'"):
+    with pytest.raises(MissingExtra, match=r"pip install '.\[build\]'"):
         build_bundle(tiny_pair_exported, tmp_path / "bundle", OrtBackend(), options)
     assert not list(tmp_path.iterdir())

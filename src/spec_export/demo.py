@@ -118,7 +118,7 @@ def _bundle(path: Path) -> OpenedBundle:
         "   It is exported to ONNX in float32 and checked against torch, compiled for this\n"
         "   processor and checked again. The draft is ngram: what followed the last few tokens\n"
         "   where they stood before. The same by hand:\n\n"
-        f"   spec-export model-to-engine {file.name} --draft ngram -o {path}\n"
+        f"   spec-export model-to-engine {file} --draft ngram -o {path}\n"
     )
     checkpoints = Checkpoints(str(file), "ngram", "float32", trust_remote_code=False)
     shapes = Shapes(gammas=(4,), max_len=None, chunk=128)

@@ -155,7 +155,7 @@ def _missing(facts: Facts, names: tuple[str, ...]) -> list[str]:
 
 def _installable(missing: list[str], extra: str) -> str:
     verb = "is" if len(missing) == 1 else "are"
-    return f"{', '.join(missing)} {verb} not installed: pip install 'spec-export[{extra}]'"
+    return f"{', '.join(missing)} {verb} not installed: pip install '.[{extra}]' in a clone"
 
 
 def _gpu(facts: Facts) -> str:

@@ -29,7 +29,7 @@ def samples_rows(runs: Sequence[Run]) -> Rows:
 
     total = added_up([_stats(run) for run in runs])
     tokens = f"{total.emitted} in {len(runs)} samples, prompt {total.prompt_tokens}"
-    off = next((off for off in map(why_drafts_were_off, runs) if off is not None), None)
+    off = why_drafts_were_off(replace(runs[0], stats=total))
     each = [(f"sample {i}", _sample(run)) for i, run in enumerate(runs, start=1)]
     return [*each, *_rows(replace(runs[0], stats=total), tokens, off)]
 
@@ -58,7 +58,14 @@ def _rows(run: Run, tokens: str, off: str | None) -> Rows:
     if run.request.sampling.temperature:
         rows.append(("sampling", _sampling(run)))
     rows += [("speed", _speed(stats)), ("exactness", exactness(run))]
-    return [*rows, *(("note", note) for note in run.notes)]
+    return [*rows, *(("note", note) for note in notes(run))]
+
+
+def notes(run: Run) -> tuple[str, ...]:
+    """What a reader of the text should know of it."""
+    if run.request.grammar is None or run.finish != "length":
+        return run.notes
+    return (*run.notes, "cut off by length: the text may not match its grammar yet")
 
 
 def _gamma(run: Run) -> str:
@@ -85,11 +92,14 @@ def why_drafts_were_off(run: Run) -> str | None:
         return "drafts are off: the bundle was made without a draft"
     if run.gamma == 0:
         return "drafts are off: --gamma 0"
-    if run.request.auto is not None and stats.plain_steps and not stats.rounds:
-        return "no pass had drafts: none would have paid, by the profile and what was accepted"
+    if run.request.auto is not None:
+        is_off = stats.plain_steps and not stats.rounds
+        said = "no pass had drafts: none would have paid, by the profile and what was accepted"
+        return said if is_off else None
     if manifest.method == "model":
         positions = manifest.models["draft"].max_position
-        if stats.plain_steps and stats.prompt_tokens + stats.emitted >= positions:
+        is_shorter = positions < manifest.max_len
+        if is_shorter and stats.plain_steps and stats.prompt_tokens + stats.emitted >= positions:
             return (
                 f"{stats.plain_steps} passes had no drafts: the text outgrew the {positions} "
                 "positions of the draft"
@@ -161,7 +171,7 @@ def to_object(run: Run) -> dict[str, Any]:
         "temperature": sampling.temperature,
         "seed": sampling.seed,
         "rule": served_rule(sampling, manifest),
-        "remarks": [*remarks(sampling, manifest, run.opened.exactness), *run.notes],
+        "remarks": [*remarks(sampling, manifest, run.opened.exactness), *notes(run)],
         "logprobs": run.logprobs,
         "top_logprobs": run.top,
         "fast_plain": run.request.fast_plain,

@@ -155,11 +155,11 @@ def test_what_can_be_done_on_each_machine(system, expected):
 @pytest.mark.parametrize(
     ("system", "ability", "detail"),
     [
-        (BARE, "export", "pip install 'spec-export[export]'"),
+        (BARE, "export", "pip install '.[export]'"),
         (
             BARE,
             "run on onnxruntime",
-            "onnxruntime is not installed: pip install 'spec-export[ort]'",
+            "onnxruntime is not installed: pip install '.[ort]'",
         ),
         (PROCESSOR_ONLY, "run on tensorrt-rtx", NO_GPU),
         (PROCESSOR_ONLY, "build for tensorrt-rtx", "for compute capability 7.5, 8.0, 8.6, 8.9"),
@@ -226,12 +226,12 @@ def test_every_gpu_is_shown(capsys):
 def test_a_gpu_that_cuda_cannot_use_is_shown_all_the_same(capsys):
     """Such as one without cuda-python: the driver's own program sees it."""
     system = FakeSystem(
-        gpu="cuda is not installed: pip install 'spec-export[cuda]'", programs=DATACENTER.programs
+        gpu="cuda is not installed: pip install '.[cuda]'", programs=DATACENTER.programs
     )
     doctor(as_json=False, system=system)
     shown = capsys.readouterr().out
     assert "NVIDIA H200, compute capability 9.0" in shown
-    assert "pip install 'spec-export[cuda]'" in shown
+    assert "pip install '.[cuda]'" in shown
     assert "run on tensorrt" not in can(system)
 
 

@@ -67,7 +67,7 @@ def test_export_and_build_are_the_two_halves(cli, out, tiny_pair_exported):
 
 
 def test_sizes_are_said_before_they_are_taken(cli, out, tiny_pair_exported):
-    """Report 30 (onnxruntime-genai 550): a default of the whole context took all memory."""
+    """onnxruntime-genai 550: a default of the whole context took all memory."""
     called = cli("build", tiny_pair_exported, "--max-len", 64, "--chunk", 32, "-o", out)
     lines = called.err.splitlines()
     assert lines[0].startswith("sizes: weights ")

@@ -193,7 +193,7 @@ def test_a_bundle_without_a_draft_says_so(cli, tiny_plain_bundle):
 
 
 def test_a_text_that_outgrows_the_draft_says_so(cli, build_tiny):
-    """Report 17 (llama.cpp 25345, mlx-engine 280): a draft was given, speculation silently off."""
+    """llama.cpp 25345, mlx-engine 280: a draft was given, speculation silently off."""
     called = cli("run", build_tiny("short"), "--prompt", PROMPT * 6, "--max-tokens", 30)
     assert called.code == 0
     assert "outgrew the 40 positions of the draft" in called.err

@@ -8,7 +8,7 @@ import pytest
 
 
 def test_every_sampling_option_reaches_the_draw(cli, tiny_bundle):
-    """Report 36 (Edge-LLM 211): options were silently dropped."""
+    """Edge-LLM 211: options were silently dropped."""
     called = cli(
         "run", tiny_bundle, "--prompt", "And the king", "--max-tokens", 12, "--json",
         "--temperature", 0.8, "--seed", 5, "--rule", "block", "--draft-sampling", "probabilistic",

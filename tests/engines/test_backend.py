@@ -33,7 +33,7 @@ def test_memory_is_zeroed_and_aligned():
 
 
 def test_memory_there_is_not_is_one_sentence():
-    """Report 30 (onnxruntime-genai 550): bytes and the remedy, instead of a killed process."""
+    """onnxruntime-genai 550: bytes and the remedy, instead of a killed process."""
     with pytest.raises(EngineError, match=r"no memory for 4611686018427387904 bytes.*--max-len"):
         HostDevice().allocate((1 << 60,), np.float32)
 
@@ -107,7 +107,7 @@ def test_caches_are_one_buffer_each(engine):
 
 
 def test_separate_past_and_present_are_refused(engine):
-    """Report 34 (onnxruntime-genai 1604): two buffers where one is meant give garbage, silently."""
+    """onnxruntime-genai 1604: two buffers where one is meant give garbage, silently."""
     device, opened, _ = engine
     buffers = buffers_of(engine)
     present = buffers["present.1.key"]

@@ -21,7 +21,7 @@ from tests.decoding import trace
 
 
 def test_the_default_context_is_bounded():
-    """Report 30 (onnxruntime-genai 550): a model's 128k positions took all memory by default."""
+    """onnxruntime-genai 550: a model's 128k positions took all memory by default."""
     assert BuildOptions().max_len == 1024
 
 

@@ -102,7 +102,7 @@ def test_an_engine_of_another_precision_is_held_against_what_was_exported(
 
 
 def test_spelled_out_attention_fails_the_check_with_its_layer_and_a_remedy(ahead):
-    """Report 35."""
+    """TensorRT 4738."""
     backend = Compiling()
     backend.spelled_out = ("node_attend_3 (softmax_1)",)
     found = certify(ahead, lambda _: backend)

@@ -18,7 +18,7 @@ def test_a_missing_module_names_itself_the_extra_and_the_command():
     message = str(caught.value)
     assert "no_such_module_a is not installed" in message
     assert "[build]" in message
-    assert "pip install 'spec-export[build]'" in message
+    assert "pip install '.[build]'" in message
     assert "json" not in message
     assert isinstance(caught.value, SpecExportError)
 

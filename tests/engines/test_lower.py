@@ -140,7 +140,7 @@ def test_a_lowering_that_goes_wrong_is_refused(fault, export_family, tmp_path, m
 
 
 def test_an_engine_that_writes_elsewhere_is_refused(export_family, tmp_path, monkeypatch):
-    """Report 34's kind: caches that are not written in place. Logits alone may not show it."""
+    """As onnxruntime-genai 1604: caches not written in place. Logits alone may not show it."""
     from spec_export.engines.ort import OrtCall
 
     enqueue = OrtCall.enqueue

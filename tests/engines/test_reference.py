@@ -1,6 +1,6 @@
 """The reference backend against ONNX Runtime, and sessions that run on it.
 
-Two implementations of the same graphs that share no code: report 33 (onnxruntime 29020, onnx 8068),
+Two implementations of the same graphs that share no code: onnxruntime 29020, onnx 8068,
 where engines disagreed on what a causal flag means when a pass is shorter than its cache.
 """
 

@@ -40,7 +40,7 @@ SPELLED = {
 
 
 def test_a_softmax_of_its_own_is_attention_that_was_not_fused():
-    """Report 35: the layer is named as the graph names it."""
+    """TensorRT 4738: the layer is named as the graph names it."""
     assert spelled_out(json.dumps({"Layers": [FUSED]}), "target") == ()
     found = spelled_out(json.dumps({"Layers": [FUSED, SPELLED]}), "target")
     assert found == ("attend_7 (__myl_MaxSubExpSumDiv_myl0_5)",)

@@ -87,7 +87,7 @@ def assert_equals_torch(exported: Path, dtype: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_graph_equals_torch_to_the_last_position(family, export_family):
-    """Report 16 (optimum 1924, 1668): other text, or one token at a time only; OPT among them."""
+    """optimum 1924, 1668: other text, or one token at a time only; OPT among them."""
     assert_equals_torch(export_family(family), "float32")
 
 
@@ -126,7 +126,7 @@ def test_the_description_is_what_the_runtime_needs(family, export_family):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_graph_is_portable(family, export_family):
-    """Report 33 (onnxruntime 29020, onnx 8068): engines align a causal flag differently.
+    """onnxruntime 29020, onnx 8068: engines align a causal flag differently.
 
     So every attention has an explicit mask and no flag, and only standard operators are used.
     """

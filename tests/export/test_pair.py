@@ -22,7 +22,7 @@ TARGET = text(tiny_tokenizer())
 
 @pytest.mark.parametrize("vocabularies", [(270, 270), (151936, 152064), (320, 272)])
 def test_one_tokenizer_with_padded_vocabularies_is_accepted(vocabularies):
-    """Report 22: one family is padded to different widths."""
+    """vllm 7252: one family is padded to different widths."""
     check_pair(TARGET, text(tiny_tokenizer()), *vocabularies)
 
 

@@ -60,7 +60,7 @@ def mask_lets_everything_through(model: ir.Model) -> None:
 
 
 def causal_flag_instead_of_the_mask(model: ir.Model) -> None:
-    """Report 33: in the first pass this is the same mask, in no later one."""
+    """onnxruntime 29020: in the first pass this is the same mask, in no later one."""
     for node in attentions(model):
         node.replace_input_with(3, None)
         node.attributes["is_causal"] = ir.AttrInt64("is_causal", 1)
@@ -148,7 +148,7 @@ def test_a_changed_weight_is_refused(value, export_family, copied):
 
 
 def test_a_window_that_got_lost_is_refused(export_family):
-    """Right for the first 16 tokens (report 26's kind: transformers 48280)."""
+    """Right for the first 16 tokens (the kind of transformers 48280)."""
     exported = export_family("mistral")
     assert check(exported, exported / "target").worst_logit < 1e-3
     with pytest.raises(ParityError, match=r"T=\d+ rows at kv_len=\d\d"):

@@ -106,7 +106,7 @@ def test_edits_are_the_usual_ones() -> None:
 
 @pytest.mark.parametrize(("frequency", "emitted"), [(1.5, [1, 15]), (0.7, [1, 1, 15])])
 def test_a_penalty_counts_the_drafts_before_its_row(frequency: float, emitted: list[int]) -> None:
-    """Report 8 (vllm 18902), with the table of the oracles: output so far [2], drafts [1, 1, 1]."""
+    """vllm 18902: output so far [2], drafts [1, 1, 1]."""
     V, drafts = 16, [1, 1, 1]
     logits = np.zeros((1, 4, V), np.float32)
     logits[..., 1], logits[..., 15] = 100, 99
@@ -118,7 +118,7 @@ def test_a_penalty_counts_the_drafts_before_its_row(frequency: float, emitted: l
 
 
 def test_a_forbidden_token_is_emitted_from_no_row() -> None:
-    """Report 9 (vllm 42744, 31982): bias and filters acted on the last row only."""
+    """vllm 42744, 31982: bias and filters acted on the last row only."""
     V, drafts = 16, [3, 3, 3]
     logits = np.zeros((1, 4, V), np.float32)
     logits[..., 3] = 50
@@ -140,7 +140,7 @@ def test_a_forbidden_token_is_emitted_from_no_row() -> None:
 
 
 def test_end_tokens_are_held_back_up_to_their_place() -> None:
-    """Report 10 (vllm 41768, TensorRT-LLM 12358): off by one."""
+    """vllm 41768, TensorRT-LLM 12358: off by one."""
     V, prompt, min_tokens = 12, [1, 2, 3], 6
     logits = np.zeros((1, 5, V), np.float32)
     edits = Edits(end_ids=(4, 7), end_from=len(prompt) + min_tokens)
@@ -167,7 +167,7 @@ def mask_feeds(rng: np.random.Generator, V: int, rows: int = 3) -> tuple[Arrays,
 
 @pytest.mark.parametrize("V", [3, 64, 1031, 50257])
 def test_a_mask_leaves_what_it_allows(V: int) -> None:
-    """Report 19 (vllm 34650, 31858): every row has its own. Bits beyond the vocabulary are idle."""
+    """vllm 34650, 31858: every row has its own. Bits beyond the vocabulary are idle."""
     feeds, bits = mask_feeds(np.random.default_rng(V), V)
     scores = run("scores+mask", V, feeds)["scores"]
     assert (np.isneginf(scores[:, :V]) == ~bits).all()

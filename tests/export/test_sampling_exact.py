@@ -90,7 +90,7 @@ class Lengths:
 
 @pytest.mark.parametrize(("rule", "pair", "expected"), ACCEPTED, ids=["2", "3", "2b", "3b"])
 def test_expected_accepted_drafts_of_the_graph_as_fractions(rule, pair, expected) -> None:
-    """Report 23: block verification keeps more, and only with its own residual is it lossless."""
+    """vllm-ascend 7807: block verification keeps more; lossless only with its own residual."""
     for gamma, fraction in enumerate(expected, start=1):
         law = Lengths(rule, *pair, gamma).law()
         assert sum(law.values()) == 1
@@ -106,7 +106,7 @@ def test_accepted_length_law_of_the_graph() -> None:
 
 
 def test_a_drawn_draft_is_accepted_with_p_over_q() -> None:
-    """Report 24: accepted with p(d) instead of min(1, p/q), 17/50 of the drafts pass, not 4/5."""
+    """vllm 40149: accepted with p(d) instead of min(1, p/q), 17/50 of the drafts pass, not 4/5."""
     assert Lengths("dense", *THREE, 1).law()[1] == Fraction(4, 5)
     assert Lengths("one_hot", *THREE, 1).law()[1] == Fraction(17, 50)
 
@@ -152,7 +152,7 @@ def test_three_rounds_of_a_rule_emit_the_targets_law_exactly(round_law, gamma: i
 
 @pytest.mark.parametrize("rule", ["one_hot", "dense", "block"])
 def test_the_token_after_a_refusal_at_every_index(rule: str) -> None:
-    """Report 28: a late refusal dropped a token. All before it stay, and it draws from the rest."""
+    """openvino.genai 4190: a late refusal dropped a token. All before it stay."""
     p, q, gamma = np.array(THREE[0], float), np.array(THREE[1], float), 4
     judge, noise = Bound(f"accept_{rule}", 3, G=gamma, M=gamma + 1), Noise(28)
     judge.x["logits"][:] = np.log(p)

@@ -240,7 +240,7 @@ def test_a_broken_row_harms_no_other(way: str, bad: float) -> None:
 
 
 def test_a_draft_of_another_vocabulary_is_cut_or_filled_before_the_softmax() -> None:
-    """Report 22: padded vocabularies of one family; the larger one's extra ids must not appear."""
+    """vllm 7252: padded vocabularies of one family; the larger one's extra ids must not appear."""
     logits = np.zeros((1, 1, 128), np.float32)
     logits[..., 100:] = 50  # the draft likes only ids the target lacks
     feeds = filter_feeds(logits, Filters(3))

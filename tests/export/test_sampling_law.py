@@ -283,7 +283,7 @@ class DrawsFromP(Toy):
 
 
 class DrawsTheTokensResidual(Toy):
-    """Report 23: block verification, but what is left is max(p - q, 0), as token by token."""
+    """vllm-ascend 7807: block verification, but what is left is max(p - q, 0)."""
 
     chains = (
         np.array([[0.31, 0.58, 0.11], [0.63, 0.35, 0.02], [0.51, 0.47, 0.02]]),
@@ -303,7 +303,7 @@ class DrawsTheTokensResidual(Toy):
 
 
 class ReusesUniformInTheRace(Toy):
-    """Report 13: the uniform that refused a draft also runs in the race for its replacement."""
+    """vllm-ascend 16370: the uniform that refused a draft also draws its replacement."""
 
     def noise_of_accept(self, noise: Noise, start: int) -> None:
         super().noise_of_accept(noise, start)
@@ -474,6 +474,6 @@ def test_the_shared_race_makes_the_draft_guess_well() -> None:
 
 
 def test_noise_that_ignores_its_seed_is_seen() -> None:
-    """Report 11 (vllm 6038, 13196) and 38 (TensorRT 4497): noise is an input, and keyed by it."""
+    """vllm 6038, 13196 and TensorRT 4497: noise is an input, and keyed by it."""
     toy = Toy("invariant")
     assert len({toy.sequence(Noise(seed), 0) for seed in range(50)}) > 20

@@ -119,7 +119,7 @@ def test_a_logprob_far_below_what_float32_exponentials_reach() -> None:
 
 @pytest.mark.parametrize("V", [5, 1031])
 def test_the_most_probable_tokens_are_listed(V: int) -> None:
-    """Report 12: of the raw row, each as teacher forcing gives it."""
+    """vllm 17876: of the raw row, each as teacher forcing gives it."""
     logits = np.random.default_rng(V).normal(size=(1, 3, V)).astype(np.float32) * 4
     made = run("top_logprobs", V, {"logits": logits})
     raw = np.log(algorithm1.softmax(logits[0].astype(float)))

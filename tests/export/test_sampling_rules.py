@@ -135,7 +135,7 @@ def test_greedy_acceptance_table(drafts: list[int], choices: list[int], emitted:
 
 
 def test_ties_go_to_the_first_index_everywhere() -> None:
-    """Report 15: a tie broken last in one place and first in another changes greedy output."""
+    """lattice 280: a tie broken last in one place and first in another changes greedy output."""
     V = 200
     for first, second in [(3, 190), (64, 65), (0, 199), (63, 64)]:
         logits = np.zeros((1, 2, V), np.float32)
@@ -153,7 +153,7 @@ def test_ties_go_to_the_first_index_everywhere() -> None:
 
 
 def test_a_greedy_draft_never_proposes_an_id_the_target_does_not_have() -> None:
-    """Report 22; where the draft draws, its distribution has no weight there."""
+    """vllm 7252; where the draft draws, its distribution has no weight there."""
     logits = np.zeros((1, 1, 128), np.float32)
     logits[..., 100:] = 50
     logits[..., 7] = 1

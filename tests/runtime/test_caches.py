@@ -33,7 +33,7 @@ def spoil_past_lengths(session: Session, value: float) -> None:
 
 @pytest.mark.parametrize("draft", ["pair", "random", "self", "ngram"])
 def test_after_rejections_the_caches_are_those_of_a_fresh_prefill(draft, build_tiny, open_once):
-    """Report 29's kind (openvino.genai 3675): a state length that is wrong after some rounds."""
+    """openvino.genai 3675's kind: a state length that is wrong after some rounds."""
     opened = open_once(build_tiny(draft))
     session, fresh = Session(opened), Session(opened)
     rounds = trace(session, opened.text.encode(TEXT), 70, 4).accepted
@@ -214,7 +214,7 @@ def test_an_error_ends_the_stream_and_not_the_session(build_tiny, open_once):
 
 
 def test_caches_of_a_new_session_are_zero_and_as_large_as_stated(build_tiny, open_once):
-    """Report 30 (onnxruntime-genai 550): a default context took all memory, unannounced."""
+    """onnxruntime-genai 550: a default context took all memory, unannounced."""
     opened = open_once(build_tiny("pair"))
     session = Session(opened)
     draft = session.draft

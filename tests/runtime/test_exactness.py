@@ -33,7 +33,7 @@ def assert_same(found: Trace, plain: Trace) -> None:
 
 @pytest.mark.parametrize("gamma", range(1, GAMMA + 1))
 def test_every_built_gamma_gives_the_bits_of_plain_decoding(gamma, plain, build_tiny, open_once):
-    """Reports 18 (llama.cpp 27975, 23302): the draft changed the output at temperature 0."""
+    """llama.cpp 27975, 23302: the draft changed the output at temperature 0."""
     opened = open_once(build_tiny("pair", gamma=gamma))
     session = Session(opened)
     for prompt, expected in zip(PROMPTS, plain, strict=True):
@@ -46,7 +46,7 @@ def test_every_built_gamma_gives_the_bits_of_plain_decoding(gamma, plain, build_
 def test_any_draft_at_any_gamma_gives_the_bits_of_plain_decoding(
     draft, plain, build_tiny, open_once
 ):
-    """Report 18 again: a good draft, a perfect one, a random one and look-up."""
+    """llama.cpp 27975 again: a good draft, a perfect one, a random one and look-up."""
     opened = open_once(build_tiny(draft, gamma=GAMMA))
     session = Session(opened)
     rounds = []
@@ -113,7 +113,7 @@ def test_one_row_passes_differ_only_where_two_tokens_tie(
 
 
 def test_logprobs_are_those_of_the_raw_target_row(plain, build_tiny, open_once):
-    """Report 12 (vllm 17876): 0.0, or the value of another row. One per token, teacher-forced.
+    """vllm 17876: 0.0, or the value of another row. One per token, teacher-forced.
 
     1e-4: float32 log-softmax over 1031 logits of up to 10 is good to about 1e-6.
     """
@@ -128,7 +128,7 @@ def test_logprobs_are_those_of_the_raw_target_row(plain, build_tiny, open_once):
 
 
 def test_ties_go_to_the_first_index(open_once, build_tiny):
-    """Report 15 (lattice 280, vllm 7627): the last of equals in one place, the first in another."""
+    """lattice 280, vllm 7627: the last of equals in one place, the first in another."""
     opened = open_once(build_tiny("pair"))
     session = Session(opened)
     sampling, report, gamma = session._rounds.sampling, session._reports[0], opened.manifest.gamma

@@ -68,7 +68,7 @@ def test_the_last_positions_are_right(family, draft, build_family, open_once, mo
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_whole_context_is_right(family, build_family, open_once, model_of):
-    """From one token to the last position; report 26 (transformers 48280): windows with drafts."""
+    """From one token to the last position; transformers 48280: windows with drafts."""
     opened = open_once(build_family(family))
     for length in (1, 40):
         assert_decodes(opened, model_of(family), length)

@@ -64,7 +64,7 @@ class Round:
 
 
 def test_a_row_sees_the_drafts_before_it() -> None:
-    """Report 19 (vllm 34650): one mask for a whole block."""
+    """vllm 34650: one mask for a whole block."""
     grammar = Rising()
     round_ = Round(grammar, Sampling(banned_tokens=(5,)))
     round_.masks.grow([3])

@@ -57,7 +57,7 @@ def test_the_key_is_where_it_is_said_to_be(seed: int) -> None:
 
 
 def test_no_two_keys_share_a_number() -> None:
-    """Rule `reject` is exact only if no number is used twice (a reused one: report 13)."""
+    """Rule `reject` is exact only if no number is used twice (a reused one: vllm-ascend 16370)."""
     keys = itertools.product([0, 1], [0, 1, 2**40], [0, 1, 7], [0, 1], Stream)
     noises = {seed: Noise(seed) for seed in (0, 1)}
     seen: set[float] = set()

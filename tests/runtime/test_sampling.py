@@ -153,7 +153,7 @@ def test_another_temperature_is_told_apart(build_tiny, open_once):
 
 @pytest.mark.parametrize("draft", ["pair", "ngram", "none"])
 def test_a_seed_gives_its_text_and_another_seed_another(draft, build_tiny, open_once):
-    """Report 11 (vllm 6038, 13196): the seed was ignored."""
+    """vllm 6038, 13196: the seed was ignored."""
     opened = open_once(build_tiny(draft))
     prompt = opened.text.encode(PROMPT)
     session = Session(opened)

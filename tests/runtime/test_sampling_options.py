@@ -91,7 +91,7 @@ def weighed(found: Trace, prompt: list[int], sampling: Sampling, opened: OpenedB
 @pytest.mark.parametrize("name", EDITS)
 @pytest.mark.parametrize("draft", ["pair", "ngram"])
 def test_each_token_is_the_best_of_its_edited_row(name, draft, build_tiny, open_once) -> None:
-    """Reports 8, 9, 10, 36: an option was ignored, or acted on the last row of a round only."""
+    """vllm 18902, 42744, 41768: an option was ignored, or acted on the last row of a round."""
     opened, sampling = open_once(build_tiny(draft)), EDITS[name]
     prompt = opened.text.encode(PROMPT)
     unedited = trace(Session(opened), prompt, TOKENS, 4).tokens
@@ -148,7 +148,7 @@ def test_a_token_that_is_filtered_out_never_comes(name, rule, pair) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_logprobs_are_the_raw_rows_whatever_is_edited(temperature, pair) -> None:
-    """Report 12: of the emitted token and of the best ones, as teacher forcing has them."""
+    """vllm 17876: of the emitted token and of the best ones, as teacher forcing has them."""
     prompt = pair.text.encode(PROMPT)
     drawn = {"temperature": temperature, "seed": 3, "rule": "invariant"}
     sampling = replace(EDITS["all"], top_logprobs=5, **drawn)
@@ -169,7 +169,7 @@ def test_logprobs_are_the_raw_rows_whatever_is_edited(temperature, pair) -> None
 
 @pytest.mark.parametrize("min_tokens", [0, 1, 2, 5, 6, 7])
 def test_an_end_token_comes_from_its_place_on_and_not_before(min_tokens, pair) -> None:
-    """Report 10 (vllm 41768, TensorRT-LLM 12358): off by one, in a round and without one."""
+    """vllm 41768, TensorRT-LLM 12358: off by one, in a round and without one."""
     prompt = pair.text.encode(PROMPT)
     end = 77
     opened = with_end_ids(pair, end)
@@ -353,7 +353,7 @@ def test_a_filter_that_always_can_is_not_asked() -> None:
 
 
 def test_remarks_say_what_is_served_differently(build_tiny, open_once) -> None:
-    """Report 17: nothing is off without a word."""
+    """llama.cpp 25345: nothing is off without a word."""
     pair, ngram = (open_once(build_tiny(draft)).manifest for draft in ("pair", "ngram"))
     block = Sampling(1.0, rule="block")
     assert remarks(block, pair, "width_invariant") == ()

@@ -39,7 +39,7 @@ def test_whole_rounds():
     ],
 )
 def test_what_a_stop_cut_off_is_counted_nowhere(n_accepted, kept, drafted, accepted, rejections):
-    """Reports 3 (vllm 56101, sglang 39826): usage and acceptance counted tokens past the end.
+    """vllm 56101, sglang 39826: usage and acceptance counted tokens past the end.
 
     Drafts that were cut off used to count as drafted and not accepted, so that a draft that was
     right every time had an acceptance per position below 1.

@@ -47,7 +47,7 @@ def block_offset(position: int, gamma: int = GAMMA) -> int:
 
 
 def assert_clipped(found: Decoded, gamma: int) -> None:
-    """Nothing past the end was counted (report 3: vllm 56101, sglang 39826)."""
+    """Nothing past the end was counted (vllm 56101, sglang 39826)."""
     stats, tokens = found.stats, found.tokens
     assert stats.emitted == len(tokens) == len(found.logprobs)
     assert stats.accepted == sum(piece.n_accepted for piece in found.pieces)
@@ -62,7 +62,7 @@ def assert_clipped(found: Decoded, gamma: int) -> None:
 
 
 def test_an_end_token_stops_at_every_offset_of_a_block(opened, texts):
-    """Report 1 (transformers 47912, 31301): an end token accepted inside a block was run over."""
+    """transformers 47912, 31301: an end token accepted inside a block was run over."""
     offsets = set()
     for prompt, tokens in texts:
         for position, token in enumerate(tokens):
@@ -104,7 +104,7 @@ def test_ignoring_the_end_goes_on(opened, texts):
 
 
 def test_the_limit_does_not_hide_a_stop(opened, texts):
-    """Report 2 (sglang 31599): a limit inside the same block as the stop, before and after it."""
+    """sglang 31599: a limit inside the same block as the stop, before and after it."""
     for prompt, tokens in texts:
         stop = next(i for i in range(2, 12) if tokens[i] not in tokens[:i])
         ending = with_end_ids(opened, tokens[stop])
@@ -138,7 +138,7 @@ def test_sampled_text_is_cut_at_the_stop_and_is_otherwise_the_same(build_tiny, o
 
 
 def test_a_stop_string_of_two_tokens_stops_at_every_offset_of_a_block(opened, texts):
-    """Report 5 (onnxruntime-genai 2528): a stop string inside the speculated suffix.
+    """onnxruntime-genai 2528: a stop string inside the speculated suffix.
 
     Offset gamma - 1 is the case of its two tokens being the last accepted draft and the bonus.
     """
@@ -178,7 +178,7 @@ def test_a_stop_string_that_never_comes_loses_no_text(opened, texts):
 
 @pytest.mark.parametrize("draft", ["pair", "self", "ngram"])
 def test_the_token_limit_is_kept_for_every_gamma(draft, build_tiny, open_once):
-    """Report 4 (ferrox 311, LiteRT-LM 2816): 6 were asked for and 9 came."""
+    """ferrox 311, LiteRT-LM 2816: 6 were asked for and 9 came."""
     opened = open_once(build_tiny(draft, gamma=8))
     session = Session(opened)
     prompt = opened.text.encode(PROMPTS[0])
@@ -193,7 +193,7 @@ def test_the_token_limit_is_kept_for_every_gamma(draft, build_tiny, open_once):
 @pytest.mark.parametrize("draft", ["pair", "self", "random", "ngram", "none"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_context_fills_to_its_last_token(draft, temperature, build_tiny, open_once):
-    """Report 7 (TensorRT-LLM 16826): the default limit is context - prompt, whatever gamma is."""
+    """TensorRT-LLM 16826: the default limit is context - prompt, whatever gamma is."""
     opened = open_once(build_tiny(draft, max_len=48, chunk=16))
     session, gamma = Session(opened), opened.manifest.gamma
     sampling = Sampling(temperature, 1)
@@ -220,7 +220,7 @@ def test_the_context_fills_to_its_last_token(draft, temperature, build_tiny, ope
     ],
 )
 def test_a_prompt_that_does_not_fit_is_refused(prompt, message, tiny_bundle, open_once):
-    """Report 7 again: one token more than the context is an error that names both numbers."""
+    """TensorRT-LLM 16826 again: a token more than the context is an error with both numbers."""
     session = Session(open_once(tiny_bundle))
     with pytest.raises(RequestError, match=message):
         decode(session, prompt)
@@ -266,7 +266,7 @@ def test_an_empty_text_starts_from_the_first_token_of_texts(tiny_bundle, open_on
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_beyond_the_positions_of_the_draft_decoding_is_plain(temperature, build_tiny, open_once):
-    """Report 6 (vllm 57941, 5342): a draft with a shorter context was run out of its range."""
+    """vllm 57941, 5342: a draft with a shorter context was run out of its range."""
     opened = open_once(build_tiny("short"))
     limit = opened.manifest.models["draft"].max_position
     for length in (3, limit - 2, limit - 1, limit, limit + 1, 70):

@@ -50,7 +50,7 @@ def streamed(ids: list[int], tokenizer: Tokenizer = TOKENIZER) -> list[str]:
 @settings(deadline=None)
 @given(st.lists(st.integers(0, TOKENIZER.get_vocab_size() - 1), max_size=40))
 def test_pieces_of_any_ids_are_the_whole(ids):
-    """Report 21 (vllm 30204, 42781): the last tokens went missing; broken bytes included."""
+    """vllm 30204, 42781: the last tokens went missing; broken bytes included."""
     assert "".join(streamed(ids)) == whole(ids)
 
 
@@ -169,7 +169,7 @@ def test_an_abandoned_stream_leaves_a_usable_session(tiny_bundle, open_once):
 
 
 def test_a_session_serves_one_prompt_after_another(build_tiny, open_once):
-    """Report 29 (openvino.genai 3675): the state length was wrong on the second prompt."""
+    """openvino.genai 3675: the state length was wrong on the second prompt."""
     for draft in ("pair", "ngram", "self"):
         opened = open_once(build_tiny(draft))
         session = Session(opened)
@@ -212,7 +212,7 @@ def test_interleaved_sessions_are_two_separate_ones(temperature, build_tiny, ope
 
 
 def test_statistics_always_say_how_the_text_was_made(build_tiny, open_once):
-    """Reports 17, 31 (llama.cpp 25345, transformers 40739): speculation or gamma silently off."""
+    """llama.cpp 25345, transformers 40739: speculation or gamma silently off."""
     opened = open_once(build_tiny("pair"))
     prompt = opened.text.encode("And it came to pass")
     assert opened.manifest.method == "model"

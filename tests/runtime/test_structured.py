@@ -24,7 +24,7 @@ SCHEMA = {
 @pytest.mark.parametrize("draft", ["pair", "ngram", "none"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_text_matches_a_regex(draft, temperature, build_tiny, open_once):
-    """Report 19 (vllm 34650): the grammar was not applied inside a speculated block."""
+    """vllm 34650: the grammar was not applied inside a speculated block."""
     opened = open_once(build_tiny(draft))
     prompt = opened.text.encode("And the king of")
     for seed in range(6):

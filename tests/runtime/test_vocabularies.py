@@ -1,6 +1,6 @@
 """One tokenizer, two widths of logits: families are padded differently from size to size.
 
-Report 22 (vllm 7252, koboldcpp 2325): vocabularies of 151936 and 152064 were refused, or ids that
+vllm 7252, koboldcpp 2325: vocabularies of 151936 and 152064 were refused, or ids that
 only the draft has were proposed.
 """
 

@@ -78,7 +78,7 @@ def test_gpus_to_build_for_are_named_as_users_know_them(api):
 
 @pytest.mark.parametrize("missing", NEEDED)
 def test_a_tensorrt_of_jetpack_6_is_refused_in_one_message(api, missing):
-    """Report 37: says the version found and the version needed."""
+    """Edge-LLM 140: says the version found and the version needed."""
     with pytest.raises(EngineError) as caught:
         describe("tensorrt", without(api, (missing,), "10.3.0"))
     for word in ("10.3.0", "10.15", "JetPack", FEATURES[missing].member):
