@@ -15,7 +15,7 @@ A captured graph lives as long as the session of the library, which all our sess
 of ours binds calls, hence graphs, of its own: a process that makes them without end keeps the
 graphs of all of them. Reuse sessions.
 
-Not run so far: no machine with a GPU was at hand. What is tested is everything around the
+Not run on a GPU so far. What is tested is everything around the
 provider, with the CPU provider and ordinary memory in its place.
 """
 

@@ -150,5 +150,5 @@ def test_json_has_the_numbers_of_the_choice():
     assert (found["gamma"], round(found["speedup"], 3)) == (6, 2.470)
     assert found["expected_tokens"] == theory.expected_tokens(0.8, 6)
     assert found["break_even_cost_ratio"] == pytest.approx(0.8)
-    assert [row["gamma"] for row in found["by_gamma"]] == list(range(33))
+    assert [row["gamma"] for row in found["by_gamma"]] == list(range(17))
     assert re.fullmatch(r"gamma 6: .*", found["verdict"])

@@ -95,7 +95,7 @@ def test_a_manifest_that_lies_about_a_role_is_refused(cli, built, tmp_path):
         (("--weights", "int8"), ("--weights is for --backend tensorrt",)),
         (("--compute-capability", "8.9"), ("--compute-capability is for --backend tensorrt",)),
         (("--workspace", "1GiB"), ("--workspace is for --backend tensorrt",)),
-        (("--backend", "tensorrt"), ("spec-export[tensorrt]",)),
+        (("--backend", "tensorrt"), ("extra [tensorrt]",)),
     ],
 )
 def test_an_option_of_another_backend_is_refused_by_name(

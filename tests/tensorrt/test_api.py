@@ -89,7 +89,7 @@ def test_a_tensorrt_of_jetpack_6_is_refused_in_one_message(api, missing):
 def test_a_library_that_is_not_there_is_named_with_its_extra(monkeypatch):
     monkeypatch.setattr("spec_export.engines.extras.find_spec", lambda name: None)
     trt_api.load.cache_clear()
-    with pytest.raises(MissingExtra, match=r"spec-export\[tensorrt\]"):
+    with pytest.raises(MissingExtra, match=r"extra \[tensorrt\]"):
         trt_api.load("tensorrt")
 
 
