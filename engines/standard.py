@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from spec_export.engines.backend import Backend
+from spec_export.engines.backend import Backend, Engine
 from spec_export.engines.bundle import Progress, hash_file, no_progress
 from spec_export.engines.compare import Comparison, Watch, compare_engines, unwatched
+from spec_export.engines.errors import EngineError
 from spec_export.engines.external import external_names
 from spec_export.engines.graphs import GraphsSpec, ModelSpec
+
+if TYPE_CHECKING:
+    from spec_export.engines.ort import OrtBackend
 
 STANDARD_GRAPH = "standard.onnx"
 
@@ -39,10 +44,22 @@ def compare_with_standard(
     reference = OrtBackend()
     theirs = standard_spec or spec
     graph = standard or (directory / spec.file).with_name(STANDARD_GRAPH)
-    opened = reference.open_mapped(graph, theirs)
+    opened = _opened(reference, graph, theirs)
     return compare_engines(
         backend.device, engine, opened, spec, max_len, reference.device, theirs, watch
     )
+
+
+def _opened(reference: OrtBackend, graph: Path, spec: ModelSpec) -> Engine:
+    try:
+        return reference.open_mapped(graph, spec)
+    except EngineError as error:
+        if "opset" not in str(error).lower():
+            raise
+        raise EngineError(
+            f"{graph.name} has opset-24 operators, which onnxruntime reads from 1.25 on, for "
+            "Python 3.11 and later: compare the bundle there"
+        ) from error
 
 
 def onnx_hashes(

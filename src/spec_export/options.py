@@ -418,13 +418,19 @@ DraftSampling = Annotated[
 ]
 TopK = Annotated[int, _shown("Keep the K most probable tokens; 0: all.", group=_SAMPLING)]
 TopP = Annotated[float, _shown("Keep the most probable tokens up to this share.", group=_SAMPLING)]
-MinP = Annotated[float, _shown("Keep tokens with this share of the best one's.", group=_SAMPLING)]
-TypicalP = Annotated[float, _shown("Keep the most typical tokens.", group=_SAMPLING)]
+MinP = Annotated[
+    float, _shown("Drop tokens less probable than this share of the best.", group=_SAMPLING)
+]
+TypicalP = Annotated[
+    float, _shown("Keep tokens whose surprise is nearest the entropy.", group=_SAMPLING)
+]
 RepetitionPenalty = Annotated[
     float, _shown("Divides logits of tokens seen, prompt included.", group=_SAMPLING)
 ]
 PresencePenalty = Annotated[float, _shown("Taken off logits of tokens generated.", group=_SAMPLING)]
-FrequencyPenalty = Annotated[float, _shown("The same, each time.", group=_SAMPLING)]
+FrequencyPenalty = Annotated[
+    float, _shown("Taken off logits of tokens generated, once for each time.", group=_SAMPLING)
+]
 NoRepeatNgram = Annotated[int, _shown("No n-gram twice; 0: off.", metavar="N", group=_SAMPLING)]
 LogitBias = Annotated[
     list[str] | None,
