@@ -85,7 +85,7 @@ class Bar:
 
 def bars(content: Sequence[Bar]) -> str:
     """Horizontal bars on a common scale that begins at 0."""
-    most = max(bar.value for bar in content) or 1.0
+    most = max((bar.value for bar in content), default=0.0) or 1.0
     rows = []
     for bar in content:
         width = 100 * max(0.0, bar.value) / most

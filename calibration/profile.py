@@ -6,6 +6,7 @@ profile of another bundle or another device is recognised and not used.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from dataclasses import dataclass
@@ -191,7 +192,8 @@ def write_whole(path: Path, text: str) -> None:
     except OSError as error:
         raise storage_error(error, path) from error
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
 
 
 def why_unusable(profile: Profile, bundle_sha256: str, device: DeviceSpec) -> str | None:

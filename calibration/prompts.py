@@ -105,6 +105,7 @@ def _read(path: Path) -> str:
 def _from_json(line: str, place: str) -> Prompt:
     try:
         found: Any = json.loads(line)
+        json.dumps(found, ensure_ascii=False).encode("utf-8")
     except (ValueError, RecursionError) as error:
         raise RequestError(f"{place}: no JSON object: {error}") from error
     if not isinstance(found, dict):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -15,18 +16,28 @@ from pathlib import Path
 
 from spec_export.engines.errors import StorageError
 
+# What bundles and exported directories hold at their top.
+_OURS = frozenset(
+    [
+        *("manifest.json", "graphs.json", "target", "draft", "sampling", "text"),
+        *("profile.json", "profile.json.partial"),
+    ]
+)
+_LARGEST_DESCRIPTION = 16 << 20
+
 
 @contextlib.contextmanager
 def new_directory(destination: Path, marker: str) -> Iterator[Path]:
     """Yield an empty directory that takes the place of `destination` when the block succeeds.
 
     Args:
-        destination: where the directory ends up; one that is there already is replaced if it holds
-            `marker` or nothing.
-        marker: file name by which a directory of the same kind is known.
+        destination: where the directory ends up; one that is there already is replaced if it is
+            empty, or of the same kind with nothing else in it.
+        marker: name of the description by which a directory of the same kind is known.
 
     Raises:
-        StorageError: `destination` is something else, or the disk is full or cannot be written.
+        StorageError: `destination` is something else, or holds files of somebody else, or the disk
+            is full or cannot be written.
     """
     check_replaceable(destination, marker)
     work = destination.parent / f".{destination.name}.{secrets.token_hex(4)}.partial"
@@ -53,11 +64,30 @@ def _check_replaceable(destination: Path, marker: str) -> None:
         return
     if destination.is_symlink() or not destination.is_dir():
         raise StorageError(f"{destination} exists and is not a directory; choose another -o")
-    if any(destination.iterdir()) and not (destination / marker).is_file():
+    if not any(destination.iterdir()):
+        return
+    if not _is_described(destination / marker):
         raise StorageError(
-            f"{destination} exists and has no {marker}, so it is not ours to replace; choose "
-            "another -o or remove it"
+            f"{destination} exists and has no {marker} of spec-export, so it is not ours to "
+            "replace; choose another -o or remove it"
         )
+    foreign = sorted(path.name for path in destination.iterdir() if path.name not in _OURS)
+    if foreign:
+        raise StorageError(
+            f"{destination} would be replaced, but holds {foreign[0]}, which is not ours; move it "
+            "away, or choose another -o"
+        )
+
+
+def _is_described(file: Path) -> bool:
+    """Whether a description is one of ours, of whatever version."""
+    try:
+        if not file.is_file() or file.stat().st_size > _LARGEST_DESCRIPTION:
+            return False
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and {"schema", "producer", "models"} <= set(found)
 
 
 def storage_error(error: OSError, path: Path) -> StorageError:

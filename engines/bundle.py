@@ -123,6 +123,8 @@ def open_bundle(
     if not path.is_dir():
         raise IntegrityError(f"{path} is not a bundle: there is no such directory")
     manifest_file = path / MANIFEST_FILE
+    if manifest_file.is_symlink():
+        raise IntegrityError(f"{manifest_file} is a symbolic link; a bundle holds plain files only")
     if not manifest_file.is_file():
         raise IntegrityError(
             f"{path} is not a bundle: it has no {MANIFEST_FILE}; make one with "

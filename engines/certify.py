@@ -7,6 +7,7 @@ and the exactness probe.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 from collections.abc import Callable
@@ -168,7 +169,8 @@ def record(path: Path, certificate: Certificate) -> str:
     except OSError as error:
         raise storage_error(error, file) from error
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
     return hash_file(file)
 
 

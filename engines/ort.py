@@ -27,7 +27,7 @@ from spec_export.engines.binding import (
     role_symbols,
     symbols_of,
 )
-from spec_export.engines.errors import EngineError
+from spec_export.engines.errors import EngineError, RequestError
 from spec_export.engines.extras import require
 from spec_export.engines.graphs import ModelSpec, SamplingSpec, TensorSpec
 from spec_export.engines.host import HostDevice
@@ -36,6 +36,7 @@ from spec_export.engines.processor import processor_name
 
 HOST = native.OrtDevice(native.OrtDevice.cpu(), native.OrtDevice.default_memory(), 0)
 _QUIET = 3
+_MOST_THREADS = 64  # allowed on any machine: for checks of a bundle that was built on a larger one
 
 
 class OrtCall:
@@ -110,7 +111,7 @@ class OrtBackend:
 
     def __init__(self, threads: int | None = None) -> None:
         self.device: Device = HostDevice()
-        self.threads = threads or default_threads()
+        self.threads = _checked_threads(threads)
 
     def compile_model(
         self, graph: Path, spec: ModelSpec, capacity: int, out: Path, link: bool
@@ -206,6 +207,15 @@ def _copy_or_link(source: Path, target: Path, link: bool) -> None:
             target.hardlink_to(source)
             return
     shutil.copyfile(source, target)
+
+
+def _checked_threads(threads: int | None) -> int:
+    if threads is None:
+        return default_threads()
+    most = max(_MOST_THREADS, 4 * (os.cpu_count() or 1))
+    if not isinstance(threads, int) or not 1 <= threads <= most:
+        raise RequestError(f"threads={threads!r}: a whole number, 1 to {most} on this machine")
+    return threads
 
 
 def default_threads() -> int:

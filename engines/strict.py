@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import json
 import math
+import stat
 import types
 import typing
 from pathlib import Path
@@ -30,7 +31,10 @@ def read_json(path: Path, kind: type[T], *, schema: int) -> T:
         SchemaError: it is not JSON, has another schema number, or does not describe a `kind`.
     """
     try:
-        size = path.stat().st_size
+        found = path.stat()
+        size = found.st_size
+        if not stat.S_ISREG(found.st_mode):
+            raise IntegrityError(f"{path} is not a plain file")
         if size > LARGEST_JSON_BYTES:
             raise IntegrityError(f"{path} has {size} bytes; at most {LARGEST_JSON_BYTES} are read")
         text = path.read_text(encoding="utf-8")
@@ -103,6 +107,8 @@ def _read(value: Any, kind: Any, place: str) -> Any:
         return tuple(read) if origin is tuple else read
     if origin is dict:
         items = _expect(value, dict, place)
+        for key in items:
+            _expect(key, str, f"{place}: a key")
         return {key: _read(item, arguments[1], f"{place}.{key}") for key, item in items.items()}
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         try:
@@ -143,4 +149,11 @@ def _expect(value: Any, kind: type, place: str) -> Any:
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         found = "null" if value is None else type(value).__name__
         raise SchemaError(f"{place}: expected {kind.__name__}, found {found}")
+    if isinstance(value, str) and not _is_text(value):
+        raise SchemaError(f"{place}: the text has half a character, which cannot be written")
     return value
+
+
+def _is_text(value: str) -> bool:
+    """JSON can spell half of a character, which no encoding has."""
+    return not any("\ud800" <= character <= "\udfff" for character in value)

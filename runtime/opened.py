@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -127,6 +128,10 @@ _BACKENDS: dict[str, Callable[[str, int | None], Backend]] = {
 }
 
 
+def _threads(manifest: Manifest) -> int:
+    return min(manifest.device.threads, os.cpu_count() or 1)
+
+
 def open_runtime(
     path: Path | str,
     *,
@@ -138,7 +143,8 @@ def open_runtime(
 
     Args:
         path: the bundle directory.
-        threads: threads to compute with; the number it was built with unless given.
+        threads: threads to compute with; unless given the number it was built with, or all
+            processors where there are fewer.
         memory: which files were hashed before; the user's cache unless given.
         progress: shown while hashing.
 
@@ -149,7 +155,7 @@ def open_runtime(
     memory = default_memory() if memory is None else memory
     bundle = open_bundle(Path(path), memory, progress)
     manifest = bundle.manifest
-    backend = make_backend(manifest.device.backend, threads or manifest.device.threads)
+    backend = make_backend(manifest.device.backend, threads or _threads(manifest))
     found = backend.describe()
     check_fits(manifest.device, manifest.compiler, found)
     models = {

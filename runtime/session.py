@@ -85,6 +85,7 @@ class Session:
 
     Attributes:
         remarks: what is served in another way than it should be, in words.
+        texts: texts begun so far.
     """
 
     def __init__(self, opened: OpenedBundle, *, pipelined: bool | None = None) -> None:
@@ -108,6 +109,7 @@ class Session:
         self._drawn = 0  # rounds and single tokens of this text: where their noise belongs
         self._ahead: _Started | EngineError | None = None
         self.remarks: list[str] = []
+        self.texts = 0
         self.draft = self._make_draft()
         self._variants: dict[Plan, Rounds] = {}
         self._listed = 0
@@ -135,6 +137,7 @@ class Session:
         """
         rounds = self._rounds_for(sampling, is_constrained=constraint is not None)
         self.rewind(0)
+        self.texts += 1
         self._rounds, self._listed, self._drawn = rounds, sampling.top_logprobs, 0
         rounds.sampling.begin(sampling, constraint)
         self._plain: Plain = "exact_decode" if plain == "verify" and not self.gamma else plain

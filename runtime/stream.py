@@ -146,6 +146,7 @@ def _pieces(
     grammar = request.grammar
     constraint = None if grammar is None else session.opened.grammar_tokenizer.state(grammar)
     session.begin(request.sampling, plain, constraint)
+    number = session.texts
     session.prefill(prompt, drafts=gamma > 0)
     limit = session.room if request.max_tokens is None else min(request.max_tokens, session.room)
     if limit == 0:
@@ -164,6 +165,10 @@ def _pieces(
         yield Piece(piece, tokens, logprobs, top, drafts, finish, stats)
         if finish is not None:
             return
+        if session.texts != number:
+            raise RequestError(
+                "another text was begun on this session; one session holds one text at a time"
+            )
         started = time.perf_counter()  # what a consumer does between pieces is not decoding
         wanted = limit - stats.emitted
         n = min(gamma if chooser is None else chooser.n, wanted - 1)

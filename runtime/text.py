@@ -39,7 +39,7 @@ class Text:
         Raises:
             RequestError: the prompt is empty and the model has no BOS token to start from.
         """
-        ids = list(self._tokenizer.encode(prompt).ids)
+        ids = list(self._tokenizer.encode(_encodable(prompt)).ids)
         if not ids and self.spec.bos_id is not None:
             ids = [self.spec.bos_id]
         if not ids:
@@ -64,7 +64,7 @@ class Text:
             )
         except Exception as error:  # it is a program that came with the checkpoint
             raise RequestError(f"the chat template refused the messages: {error}") from error
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return list(self._tokenizer.encode(_encodable(text), add_special_tokens=False).ids)
 
     def decode(self, ids: list[int]) -> str:
         """Text of ids, special tokens left out."""
@@ -157,6 +157,17 @@ class StopStrings:
         """What was held back and turned out to be no stop string."""
         held, self._held = self._held, ""
         return held
+
+
+def _encodable(text: str) -> str:
+    """Refuse half a character, which Python and JSON can spell and no encoding has."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"the prompt has half a character at {error.start}, which cannot be encoded"
+        ) from error
+    return text
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -28,7 +28,7 @@ class Steps:
 
     def __init__(self, *, quiet: bool = False, lines: bool = True, animated: bool = True) -> None:
         self._animated = animated
-        self._on_terminal = sys.stderr.isatty() and not quiet
+        self._on_terminal = _is_terminal() and not quiet
         self._lines = lines and not quiet and not self._on_terminal
         self._quiet = quiet
         self._what: str | None = None
@@ -103,12 +103,17 @@ class Steps:
         self._files.clear()
 
 
+def _is_terminal() -> bool:
+    """Whether progress can be drawn; a closed stderr is None."""
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
 class Waiting:
     """A spinner on a terminal until `stop`; nothing elsewhere."""
 
     def __init__(self, what: str, *, quiet: bool = False) -> None:
         self._status = None
-        if sys.stderr.isatty() and not quiet:
+        if _is_terminal() and not quiet:
             from rich.console import Console
             from rich.text import Text
 
@@ -127,8 +132,13 @@ def print_rows(rows: list[tuple[str, str]], *, to_stderr: bool = False) -> None:
     width = max(len(label) for label, _ in rows)
     out = sys.stderr if to_stderr else sys.stdout
     for label, text in rows:
-        print(f"  {label:<{width}}  {text}", file=out)
+        print(f"  {label:<{width}}  {printable(text)}", file=out)
     out.flush()
+
+
+def printable(text: str) -> str:
+    """Text of a file with what would steer a terminal, or forge a line, written out."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def size(count: int) -> str:

@@ -68,7 +68,7 @@ def parse_gammas(text: str) -> tuple[int, ...]:
         RequestError: something else.
     """
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.removeprefix("-").isdecimal() for part in parts):
+    if not all(part.removeprefix("-").isdecimal() and len(part) <= 9 for part in parts):
         raise RequestError(f"--gamma {text}: one or more whole numbers, such as 4 or 2,4,8")
     return tuple(int(part) for part in parts)
 

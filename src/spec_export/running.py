@@ -194,7 +194,7 @@ def parse_gamma(text: str | None) -> int | Literal["auto"] | None:
     """
     if text is None or text == "auto":
         return "auto" if text else None
-    if not text.removeprefix("-").isdecimal():
+    if not text.removeprefix("-").isdecimal() or len(text) > 9:
         raise RequestError(f"--gamma {text}: a whole number, or auto")
     return int(text)
 
@@ -290,6 +290,8 @@ def compare(run: Run, session: Session, *, quiet: bool) -> None:
 
 
 def _write(text: str) -> None:
+    if sys.stdout is None:
+        raise RequestError("stdout is closed; there is nowhere to write the text")
     encoding = sys.stdout.encoding or "utf-8"
     sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
     sys.stdout.flush()

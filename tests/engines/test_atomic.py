@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import subprocess
@@ -15,17 +16,23 @@ from spec_export.engines.atomic import check_replaceable, new_directory
 from spec_export.engines.build import BuildOptions, build_bundle
 from spec_export.engines.bundle import open_bundle
 from spec_export.engines.errors import BuildError, StorageError
+from spec_export.engines.manifest import MANIFEST_FILE
 from spec_export.engines.ort import OrtBackend
 from tests.tiny_models import TINY
 
-MARKER = "marker.json"
+MARKER = "manifest.json"
+
+
+def described(content: str) -> str:
+    """A description of ours, as far as this is looked at."""
+    return json.dumps({"schema": 1, "producer": {}, "models": {}, "content": content})
 
 
 def make(destination: Path, content: str = "new") -> None:
     with new_directory(destination, MARKER) as work:
-        (work / MARKER).write_text(content)
-        (work / "sub").mkdir()
-        (work / "sub" / "file").write_text(content)
+        (work / MARKER).write_text(described(content))
+        (work / "target").mkdir()
+        (work / "target" / "file").write_text(content)
 
 
 def tree(folder: Path) -> dict[str, str | None]:
@@ -38,19 +45,23 @@ def tree(folder: Path) -> dict[str, str | None]:
 
 def test_a_directory_appears_whole(tmp_path):
     make(tmp_path / "deep" / "out")
-    assert tree(tmp_path / "deep" / "out") == {MARKER: "new", "sub": None, "sub/file": "new"}
+    assert tree(tmp_path / "deep" / "out") == {
+        MARKER: described("new"),
+        "target": None,
+        "target/file": "new",
+    }
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["out"]
 
 
 def test_one_of_the_same_kind_is_replaced_whole(tmp_path):
     make(tmp_path / "out", "old")
-    (tmp_path / "out" / "more").write_text("of the old one")
+    (tmp_path / "out" / "target" / "more").write_text("of the old one")
     make(tmp_path / "out", "new")
     assert tree(tmp_path) == {
         "out": None,
-        f"out/{MARKER}": "new",
-        "out/sub": None,
-        "out/sub/file": "new",
+        f"out/{MARKER}": described("new"),
+        "out/target": None,
+        "out/target/file": "new",
     }
 
 
@@ -195,3 +206,25 @@ def test_an_export_onto_a_full_disk(export_pair, small_disk):
     with pytest.raises(StorageError, match="the disk is full"):
         export_pair(str(TINY / "target"), "none", small_disk / "exported")
     assert not list(small_disk.iterdir())
+
+
+@pytest.mark.parametrize("content", ['{"manifest_version": 3}', "no json", '{"schema": 1}'])
+def test_a_directory_with_a_file_of_that_name_is_not_ours(content, tmp_path):
+    """`manifest.json` is also what browser extensions have: a build deleted their sources."""
+    out = tmp_path / "extension"
+    (out / "src").mkdir(parents=True)
+    (out / MANIFEST_FILE).write_text(content)
+    (out / "src" / "code.js").write_text("precious")
+    with pytest.raises(StorageError, match="not ours to replace"):
+        check_replaceable(out, MANIFEST_FILE)
+    assert (out / "src" / "code.js").read_text() == "precious"
+
+
+def test_what_somebody_put_into_a_bundle_is_not_deleted_with_it(tiny_bundle, tmp_path):
+    out = shutil.copytree(tiny_bundle, tmp_path / "bundle")
+    check_replaceable(out, MANIFEST_FILE)
+    (out / "profile.json").write_text("{}")
+    check_replaceable(out, MANIFEST_FILE)
+    (out / "my_results.csv").write_text("1")
+    with pytest.raises(StorageError, match=r"holds my_results.csv, which is not ours"):
+        check_replaceable(out, MANIFEST_FILE)

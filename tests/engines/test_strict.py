@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spec_export.engines.errors import IntegrityError, SchemaError
-from spec_export.engines.strict import LARGEST_JSON_BYTES, parse_json, read_json, to_json
+from spec_export.engines.strict import LARGEST_JSON_BYTES, _read, parse_json, read_json, to_json
 
 
 @dataclass(frozen=True)
@@ -155,3 +156,22 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, content):
         file.write_bytes(content)
     with pytest.raises(IntegrityError, match=r"some\.json"):
         read_json(file, Outer, schema=1)
+
+
+def test_half_a_character_is_no_text():
+    """JSON can spell it and nothing can write it: it broke whatever printed the text."""
+    with pytest.raises(SchemaError, match="half a character"):
+        _read("a\ud800", str, "here")
+    with pytest.raises(SchemaError, match="half a character"):
+        _read({"\udfff": 1}, dict[str, int], "here")
+    assert _read("\U0001f600", str, "here") == "\U0001f600"
+
+
+def test_only_plain_files_are_read(tmp_path):
+    """A device or a pipe has no size, and no end."""
+    import os
+
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(IntegrityError, match="not a plain file"):
+            read_json(path, dict, schema=1)

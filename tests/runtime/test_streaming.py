@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
+from spec_export.engines.errors import RequestError
 from spec_export.runtime import Request, Sampling, Session, generate
 from spec_export.runtime.session import RoundResult
 from spec_export.runtime.stream import _TextEnd
@@ -230,3 +231,22 @@ def test_statistics_always_say_how_the_text_was_made(build_tiny, open_once):
             assert stats.alpha is None and stats.plain_steps == 39
         assert stats.tokens_per_s is not None and stats.tokens_per_s > 0
         assert stats.ttft_ms > 0
+
+
+def test_a_second_text_on_a_session_ends_the_first_with_an_error(tiny_bundle, open_once):
+    """Two iterators at once gave two wrong texts, without a word."""
+    opened = open_once(tiny_bundle)
+    session, request = Session(opened), Request(max_tokens=20, ignore_end=True)
+    expected = [piece.tokens for piece in generate(Session(opened), [7, 8, 9], request)]
+    first = generate(session, [5, 6], request)
+    next(first)
+    second = generate(session, [7, 8, 9], request)
+    found = [next(second).tokens]
+    with pytest.raises(RequestError, match="another text was begun"):
+        next(first)
+    assert found + [piece.tokens for piece in second] == expected
+
+
+def test_half_a_character_is_refused(tiny_bundle, open_once):
+    with pytest.raises(RequestError, match="half a character"):
+        open_once(tiny_bundle).text.encode("a\ud800")
