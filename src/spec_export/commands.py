@@ -7,6 +7,7 @@ half-written is gone.
 
 from __future__ import annotations
 
+import errno
 import signal
 import sys
 from collections.abc import Callable
@@ -30,6 +31,11 @@ class Commands(TyperGroup):
             return super().invoke(ctx)
         except SpecExportError as error:
             complain(f"error: {error}")
+            raise typer.Exit(BAD_INPUT) from error
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or error.filename is not None:
+                raise
+            complain(f"error: the output could not be written: {error.strerror}")
             raise typer.Exit(BAD_INPUT) from error
         except KeyboardInterrupt as error:
             complain("interrupted")
@@ -65,7 +71,8 @@ class Command(TyperCommand):
 
 def complain(message: str) -> None:
     """Write to stderr; a message that spans lines becomes one."""
-    print(" ".join(message.split()), file=sys.stderr, flush=True)
+    if sys.stderr is not None:
+        print(" ".join(message.split()), file=sys.stderr, flush=True)
 
 
 def run(app: Callable[..., Any]) -> None:

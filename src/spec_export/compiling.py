@@ -39,6 +39,14 @@ def asked_precision(
     return dtype, weights
 
 
+_SERVED_BY = {
+    "--compute-capability": "tensorrt-rtx",
+    "--workspace": "tensorrt",
+    "--timing-cache": "tensorrt",
+    "--builder-optimization-level": "tensorrt",
+}
+
+
 @dataclass(frozen=True)
 class Compiling:
     """What `build` was asked for beside shapes; None: not asked for.
@@ -115,8 +123,8 @@ def _refuse_foreign(chosen: Compiling) -> None:
     for name, value in given.items():
         if value is not None:
             raise BuildError(
-                f"{name} is for --backend tensorrt or tensorrt-rtx; {chosen.backend} has no such "
-                "option. Leave it out, or name another --backend"
+                f"{name} is for --backend {_SERVED_BY.get(name, 'tensorrt or tensorrt-rtx')}; "
+                f"{chosen.backend} has no such option. Leave it out, or name that --backend"
             )
 
 

@@ -145,6 +145,7 @@ def write_report(path: Path, html: str, height: int) -> None:
     """Write a page, or a picture of it where the name ends in `.png`.
 
     Raises:
+        RequestError: the name ends in something else.
         StorageError: it cannot be written.
         MissingExtra: there is no browser to draw a picture.
     """
@@ -155,6 +156,8 @@ def write_report(path: Path, html: str, height: int) -> None:
 
         write_picture(path, html, height)
         return
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise RequestError(f"--report {path}: a report is a page (.html) or a picture (.png)")
     try:
         path.write_text(html, encoding="utf-8")
     except OSError as error:

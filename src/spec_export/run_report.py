@@ -139,7 +139,7 @@ def comparison_rows(found: DecodingComparison, *, drawn: bool) -> Rows:
 def verdict(found: DecodingComparison, gamma: int) -> str:
     """Whether speculation pays, in a sentence, by the median repeat."""
     if gamma == 0:
-        return "speculation was off; run without --gamma 0 to see what it gives here"
+        return "speculation was off, so there was nothing to time it against"
     low, high, times = min(found.speedups), max(found.speedups), f"{found.speedup:.2f}x"
     if low < 1 < high:
         times += f" (repeats {low:.2f} to {high:.2f})"
