@@ -171,8 +171,9 @@ def test_a_refused_export_writes_nothing_and_keeps_what_was_there(
     monkeypatch.setattr(exporter, "make_portable", broken)
     old = tmp_path / "old"
     old.mkdir()
-    (old / GRAPHS_FILE).write_text("kept")
+    kept = '{"schema": 1, "producer": {}, "models": {}}'
+    (old / GRAPHS_FILE).write_text(kept)
     with pytest.raises(ParityError, match="nothing was written"):
         exporter.export_pair(str(checkpoint), "none", old)
     assert [path.name for path in tmp_path.rglob("*")] == ["old", GRAPHS_FILE]
-    assert (old / GRAPHS_FILE).read_text() == "kept"
+    assert (old / GRAPHS_FILE).read_text() == kept
