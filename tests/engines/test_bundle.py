@@ -403,3 +403,25 @@ def test_a_harmed_exported_directory_is_refused_and_nothing_is_built(
 def test_a_directory_without_a_description_is_named(tmp_path):
     with pytest.raises(IntegrityError, match=r"not an exported directory.*spec-export export"):
         read_exported(tmp_path)
+
+
+@pytest.mark.parametrize("harm", ["altered", "cut", "gone", "unlisted"])
+def test_an_exported_directory_that_was_harmed_on_its_way_is_not_built(exported, tmp_path, harm):
+    """Zeroed weights were built and certified, with the parity of the ones that were checked."""
+    file = exported / "target" / "model.onnx.data"
+    if harm == "altered":
+        with file.open("r+b") as weights:
+            weights.seek(file.stat().st_size // 4)
+            weights.write(bytes(1000))
+    elif harm == "cut":
+        os.truncate(file, file.stat().st_size - 4096)
+    elif harm == "gone":
+        file.unlink()
+    else:
+        described = exported / GRAPHS_FILE
+        graphs = json.loads(described.read_text(encoding="utf-8"))
+        del graphs["files"]["target/model.onnx"]
+        described.write_text(json.dumps(graphs), encoding="utf-8")
+    with pytest.raises(IntegrityError):
+        build_bundle(exported, tmp_path / "out" / "bundle", OrtBackend())
+    assert not (tmp_path / "out").exists()
