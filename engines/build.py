@@ -117,7 +117,8 @@ def verify_exported(
                 "again"
             )
     progress("verifying what was exported", len(graphs.files), len(graphs.files))
-    named = {spec.file for spec in (*graphs.models.values(), *graphs.sampling.values())}
+    named = {spec.file for spec in graphs.models.values()}
+    named |= {spec.file for spec in graphs.sampling.values()}
     unknown = sorted((named | {graphs.text.tokenizer}) - set(graphs.files))
     if unknown:
         raise IntegrityError(f"{path}: {GRAPHS_FILE} uses {unknown[0]!r} but does not list it")
