@@ -107,7 +107,7 @@ def verify_exported(
     memory = VerifiedFiles(None) if memory is None else memory
     found = {file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file()}
     for done, relative in enumerate(sorted(graphs.files)):
-        progress("verifying what was exported", done, len(graphs.files))
+        progress("hashing what was exported", done, len(graphs.files))
         spec, file = graphs.files[relative], path / relative
         if relative not in found:
             raise IntegrityError(f"{file} is missing; copy the whole directory, or export again")
@@ -116,7 +116,7 @@ def verify_exported(
                 f"{file} was altered since it was exported; copy the directory again, or export "
                 "again"
             )
-    progress("verifying what was exported", len(graphs.files), len(graphs.files))
+    progress("hashing what was exported", len(graphs.files), len(graphs.files))
     named = {spec.file for spec in graphs.models.values()}
     named |= {spec.file for spec in graphs.sampling.values()}
     unknown = sorted((named | {graphs.text.tokenizer}) - set(graphs.files))
