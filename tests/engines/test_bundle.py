@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from spec_export.engines import bundle as bundles
-from spec_export.engines.build import build_bundle, read_exported
+from spec_export.engines.build import BuildOptions, build_bundle, read_exported
 from spec_export.engines.bundle import VerifiedFiles, hash_file, open_bundle
 from spec_export.engines.errors import (
     BundleError,
@@ -422,6 +422,7 @@ def test_an_exported_directory_that_was_harmed_on_its_way_is_not_built(exported,
         graphs = json.loads(described.read_text(encoding="utf-8"))
         del graphs["files"]["target/model.onnx"]
         described.write_text(json.dumps(graphs), encoding="utf-8")
+    options = BuildOptions(max_len=64, chunk=16)
     with pytest.raises(IntegrityError):
-        build_bundle(exported, tmp_path / "out" / "bundle", OrtBackend())
+        build_bundle(exported, tmp_path / "out" / "bundle", OrtBackend(), options)
     assert not (tmp_path / "out").exists()
