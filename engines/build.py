@@ -93,6 +93,37 @@ def read_exported(path: Path) -> GraphsSpec:
     return graphs
 
 
+def verify_exported(
+    path: Path,
+    graphs: GraphsSpec,
+    memory: VerifiedFiles | None = None,
+    progress: Progress = no_progress,
+) -> None:
+    """Hash an exported directory: what it says of parity holds for these files and no others.
+
+    Raises:
+        IntegrityError: a file is missing, was cut or altered, or was added.
+    """
+    memory = VerifiedFiles(None) if memory is None else memory
+    found = {file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file()}
+    for done, relative in enumerate(sorted(graphs.files)):
+        progress("hashing what was exported", done, len(graphs.files))
+        spec, file = graphs.files[relative], path / relative
+        if relative not in found:
+            raise IntegrityError(f"{file} is missing; copy the whole directory, or export again")
+        if file.stat().st_size != spec.bytes or memory.sha256(file) != spec.sha256:
+            raise IntegrityError(
+                f"{file} was altered since it was exported; copy the directory again, or export "
+                "again"
+            )
+    progress("hashing what was exported", len(graphs.files), len(graphs.files))
+    named = {spec.file for spec in graphs.models.values()}
+    named |= {spec.file for spec in graphs.sampling.values()}
+    unknown = sorted((named | {graphs.text.tokenizer}) - set(graphs.files))
+    if unknown:
+        raise IntegrityError(f"{path}: {GRAPHS_FILE} uses {unknown[0]!r} but does not list it")
+
+
 def build_bundle(
     exported: Path,
     out: Path,
@@ -130,6 +161,7 @@ def build_bundle(
     check_options(options, graphs)
     check_replaceable(out, MANIFEST_FILE)
     memory, hashed = memory or VerifiedFiles(None), VerifiedFiles(None)
+    verify_exported(exported, graphs, memory, progress)
     gammas = gammas_for(options, graphs.method)
     gamma = max(gammas, default=0)
     capacity = capacity_for(options, gamma)

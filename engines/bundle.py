@@ -8,26 +8,23 @@ by path, size, inode and times), and by `check`.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from spec_export.engines.consistency import check_manifest
 from spec_export.engines.errors import IntegrityError
 from spec_export.engines.external import check_external
-from spec_export.engines.manifest import MANIFEST_FILE, MANIFEST_SCHEMA, FileSpec, Manifest
+from spec_export.engines.graphs import FileSpec as FileSpec
+from spec_export.engines.hashing import Progress as Progress
+from spec_export.engines.hashing import describe_files
+from spec_export.engines.hashing import hash_file as hash_file
+from spec_export.engines.hashing import no_progress as no_progress
+from spec_export.engines.manifest import MANIFEST_FILE, MANIFEST_SCHEMA, Manifest
 from spec_export.engines.strict import read_json
 
-Progress = Callable[[str, int, int], None]
-_BLOCK = 8 << 20
 _REBUILD = "spec-export build EXPORTED -o BUNDLE"
-
-
-def no_progress(_: str, __: int, ___: int) -> None:
-    """A progress callback that shows nothing; called with (what, done, total)."""
 
 
 @dataclass(frozen=True)
@@ -151,22 +148,7 @@ def open_bundle(
 
 def list_files(directory: Path, memory: VerifiedFiles) -> dict[str, FileSpec]:
     """Size and hash of every file below `directory`, by relative path."""
-    files = sorted(file for file in directory.rglob("*") if file.is_file())
-    return {
-        file.relative_to(directory).as_posix(): FileSpec(memory.sha256(file), file.stat().st_size)
-        for file in files
-    }
-
-
-def hash_file(path: Path, progress: Progress = no_progress) -> str:
-    """SHA-256 of a file's content, in hexadecimal."""
-    digest, total, done = hashlib.sha256(), path.stat().st_size, 0
-    with path.open("rb") as source:
-        while block := source.read(_BLOCK):
-            digest.update(block)
-            done += len(block)
-            progress(f"verifying {path.name}", done, total)
-    return digest.hexdigest()
+    return describe_files(directory, memory.sha256)
 
 
 def _check_file(root: Path, relative: str, spec: FileSpec) -> None:

@@ -161,6 +161,14 @@ class ParitySpec:
 
 
 @dataclass(frozen=True)
+class FileSpec:
+    """A file of a directory that is described."""
+
+    sha256: str
+    bytes: int
+
+
+@dataclass(frozen=True)
 class GraphsSpec:
     """The whole of `graphs.json`.
 
@@ -174,6 +182,7 @@ class GraphsSpec:
         sampling: sampling graphs by name.
         text: tokenizer and chat template.
         parity: what was checked against the checkpoint, by model name.
+        files: every other file of the directory by relative path.
     """
 
     schema: int
@@ -185,6 +194,7 @@ class GraphsSpec:
     sampling: dict[str, SamplingSpec]
     text: TextSpec
     parity: dict[str, ParitySpec]
+    files: dict[str, FileSpec]
 
 
 TARGET_ROLES = (

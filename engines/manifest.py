@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from spec_export.engines.graphs import ModelSpec, ParitySpec, SamplingSpec, TextSpec
+from spec_export.engines.graphs import FileSpec, ModelSpec, ParitySpec, SamplingSpec, TextSpec
 
 MANIFEST_SCHEMA = 1
 MANIFEST_FILE = "manifest.json"
@@ -83,14 +83,6 @@ class EngineSpec:
     profiles: dict[str, int]
     attentions: int
     cache_updates: int
-
-
-@dataclass(frozen=True)
-class FileSpec:
-    """A file of the bundle."""
-
-    sha256: str
-    bytes: int
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,11 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from spec_export.engines.build import read_exported
+from spec_export.engines.build import read_exported, verify_exported
 from spec_export.engines.bundle import Progress, no_progress
 from spec_export.engines.errors import BuildError
 from spec_export.engines.graphs import GRAPHS_FILE, ElementType, GraphsSpec, ModelSpec, TensorSpec
+from spec_export.engines.hashing import describe_files
 from spec_export.engines.retype import HALF_TYPES, retype
 from spec_export.engines.strict import to_json
 from spec_export.engines.weight_blocks import WeightFormat, quantize_weights
@@ -59,13 +60,14 @@ def prepare_exported(
         StorageError: the disk is full.
     """
     graphs = read_exported(exported)
+    verify_exported(exported, graphs)
     models = {}
     for done, (name, spec) in enumerate(graphs.models.items()):
         progress("changing the precision", done, len(graphs.models))
         models[name] = prepare_model(exported, out, spec, precision)
     for folder in ("sampling", "text"):
         shutil.copytree(exported / folder, out / folder, copy_function=_link)
-    text = to_json(replace(graphs, models=models))
+    text = to_json(replace(graphs, models=models, files=describe_files(out)))
     (out / GRAPHS_FILE).write_text(text, encoding="utf-8")
     progress("changing the precision", len(graphs.models), len(graphs.models))
 

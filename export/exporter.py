@@ -31,6 +31,7 @@ from spec_export.engines.graphs import (
     TensorSpec,
     TextSpec,
 )
+from spec_export.engines.hashing import describe_files
 from spec_export.engines.strict import to_json
 from spec_export.engines.versions import versions
 from spec_export.export.checkpoint import Checkpoint, TextFiles, open_checkpoint
@@ -110,6 +111,7 @@ def export_pair(
             sampling=_write_sampling(work, models),
             text=write_text(work, checkpoints["target"].text),
             parity=parity,
+            files=describe_files(work),
         )
         (work / GRAPHS_FILE).write_text(to_json(graphs), encoding="utf-8")
     return ExportedPair(out, graphs)

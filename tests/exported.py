@@ -15,6 +15,7 @@ import numpy as np
 
 from spec_export.engines.build import read_exported
 from spec_export.engines.graphs import DRAFT_ROLES, GRAPHS_FILE, GraphsSpec, ModelSpec
+from spec_export.engines.hashing import describe_files
 from spec_export.engines.strict import to_json
 
 Method = Literal["ngram", "none"]
@@ -40,6 +41,15 @@ def scramble_weights(exported: Path, model: str, seed: int) -> None:
     weights = np.fromfile(file, np.float32)
     np.random.default_rng(seed).shuffle(weights)
     weights.tofile(file)
+    redescribe(exported)
+
+
+def redescribe(exported: Path) -> None:
+    """Have the description tell of the files as they are now."""
+    described = exported / GRAPHS_FILE
+    graphs = read_exported(exported)
+    described.unlink()
+    described.write_text(to_json(replace(graphs, files=describe_files(exported))), encoding="utf-8")
 
 
 def _write(
@@ -57,5 +67,6 @@ def _write(
     changed = replace(
         graphs, method=method, models=models, sampling=exporter._write_sampling(out, models)
     )
+    changed = replace(changed, files=describe_files(out))
     (out / GRAPHS_FILE).write_text(to_json(changed), encoding="utf-8")
     return out

@@ -29,6 +29,7 @@ MAY_IMPORT = {
         "spec_export.engines.errors",
         "spec_export.engines.extras",
         "spec_export.engines.graphs",
+        "spec_export.engines.hashing",
         "spec_export.engines.manifest",
         "spec_export.engines.strict",
         "spec_export.engines.versions",

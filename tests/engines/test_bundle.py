@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from spec_export.engines import bundle as bundles
-from spec_export.engines.build import build_bundle, read_exported
+from spec_export.engines.build import BuildOptions, build_bundle, read_exported
 from spec_export.engines.bundle import VerifiedFiles, hash_file, open_bundle
 from spec_export.engines.errors import (
     BundleError,
@@ -403,3 +403,26 @@ def test_a_harmed_exported_directory_is_refused_and_nothing_is_built(
 def test_a_directory_without_a_description_is_named(tmp_path):
     with pytest.raises(IntegrityError, match=r"not an exported directory.*spec-export export"):
         read_exported(tmp_path)
+
+
+@pytest.mark.parametrize("harm", ["altered", "cut", "gone", "unlisted"])
+def test_an_exported_directory_that_was_harmed_on_its_way_is_not_built(exported, tmp_path, harm):
+    """Zeroed weights were built and certified, with the parity of the ones that were checked."""
+    file = exported / "target" / "model.onnx.data"
+    if harm == "altered":
+        with file.open("r+b") as weights:
+            weights.seek(file.stat().st_size // 4)
+            weights.write(bytes(1000))
+    elif harm == "cut":
+        os.truncate(file, file.stat().st_size - 4096)
+    elif harm == "gone":
+        file.unlink()
+    else:
+        described = exported / GRAPHS_FILE
+        graphs = json.loads(described.read_text(encoding="utf-8"))
+        del graphs["files"]["target/model.onnx"]
+        described.write_text(json.dumps(graphs), encoding="utf-8")
+    options = BuildOptions(max_len=64, chunk=16)
+    with pytest.raises(IntegrityError):
+        build_bundle(exported, tmp_path / "out" / "bundle", OrtBackend(), options)
+    assert not (tmp_path / "out").exists()

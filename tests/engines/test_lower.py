@@ -18,6 +18,7 @@ from spec_export.engines.bundle import open_bundle
 from spec_export.engines.errors import BuildError
 from spec_export.engines.ort import OrtBackend
 from spec_export.engines.standard import STANDARD_GRAPH, compare_with_standard
+from tests.exported import redescribe
 from tests.tiny_models import FAMILIES, POSITIONS, WINDOW
 
 OPTIONS = BuildOptions(gamma=8, max_len=POSITIONS, chunk=20)  # as `build_family` has them
@@ -85,6 +86,7 @@ def changed_export(export_family, family: str, out: Path, change) -> Path:
     model = ir.load(graph)
     change(model)
     ir.save(model, graph)
+    redescribe(exported)
     return exported
 
 
