@@ -39,7 +39,7 @@ from spec_export.engines.manifest import (
     Manifest,
 )
 from spec_export.engines.probe import probe_exactness
-from spec_export.engines.standard import STANDARD_GRAPH, compare_with_standard, onnx_hashes
+from spec_export.engines.standard import STANDARD_GRAPH, compare_with_standard, onnx_files
 from spec_export.engines.strict import read_json, to_json
 from spec_export.engines.versions import versions
 
@@ -102,7 +102,7 @@ def verify_exported(
     """Hash an exported directory: what it says of parity holds for these files and no others.
 
     Raises:
-        IntegrityError: a file is missing, was cut or altered, or was added.
+        IntegrityError: a file is missing, was cut or altered, or is used and not listed.
     """
     memory = VerifiedFiles(None) if memory is None else memory
     found = {file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file()}
@@ -117,9 +117,8 @@ def verify_exported(
                 "again"
             )
     progress("hashing what was exported", len(graphs.files), len(graphs.files))
-    named = {spec.file for spec in graphs.models.values()}
-    named |= {spec.file for spec in graphs.sampling.values()}
-    unknown = sorted((named | {graphs.text.tokenizer}) - set(graphs.files))
+    used = {*onnx_files(path, graphs), graphs.text.tokenizer}
+    unknown = sorted(used - set(graphs.files))
     if unknown:
         raise IntegrityError(f"{path}: {GRAPHS_FILE} uses {unknown[0]!r} but does not list it")
 
@@ -205,7 +204,7 @@ def build_bundle(
             parity=graphs.parity,
             lowered={name: made.lowered for name, made in compiled.items()},
             exactness=exactness,
-            onnx=onnx_hashes(source or exported, graphs, progress),
+            onnx=_listed_hashes(source or exported),
             compiler=backend.compiler(),
             engines={n: made.engine for n, made in compiled.items() if made.engine is not None},
             files=list_files(work, hashed),
@@ -214,6 +213,12 @@ def build_bundle(
         if backend.can_run:
             self_check(work, hashed)
     return _open_bundle(out, memory, progress)
+
+
+def _listed_hashes(exported: Path) -> dict[str, str]:
+    """SHA-256 of graphs and weights as the directory lists them, which was verified."""
+    graphs = read_exported(exported)
+    return {name: graphs.files[name].sha256 for name in onnx_files(exported, graphs)}
 
 
 def check_options(options: BuildOptions, graphs: GraphsSpec) -> None:

@@ -62,18 +62,24 @@ def _opened(reference: OrtBackend, graph: Path, spec: ModelSpec) -> Engine:
         ) from error
 
 
-def onnx_hashes(
-    exported: Path, graphs: GraphsSpec, progress: Progress = no_progress
-) -> dict[str, str]:
-    """SHA-256 of every graph of an exported directory and of their weights, by relative path."""
+def onnx_files(exported: Path, graphs: GraphsSpec) -> list[str]:
+    """Every graph of an exported directory and their weights, by relative path."""
     named = [spec.file for spec in graphs.models.values()]
     named += [spec.file for spec in graphs.sampling.values()]
     files = {exported / name for name in named}
     for graph in list(files):
         files |= {graph.with_name(name) for name in external_names(graph)}
+    return [file.relative_to(exported).as_posix() for file in sorted(files)]
+
+
+def onnx_hashes(
+    exported: Path, graphs: GraphsSpec, progress: Progress = no_progress
+) -> dict[str, str]:
+    """SHA-256 of `onnx_files`, as they are now."""
     hashes = {}
-    for done, file in enumerate(sorted(files)):
+    files = onnx_files(exported, graphs)
+    for done, name in enumerate(files):
         progress("hashing the graphs", done, len(files))
-        hashes[file.relative_to(exported).as_posix()] = hash_file(file)
+        hashes[name] = hash_file(exported / name)
     progress("hashing the graphs", len(files), len(files))
     return hashes
