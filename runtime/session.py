@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -82,13 +82,20 @@ class Session:
         opened: the bundle.
         pipelined: record rounds, and enqueue the next before the last was read; None: where the
             device runs work after it was enqueued.
+        draft: makes a source of drafts in place of the bundle's; it is given where to write them.
 
     Attributes:
         remarks: what is served in another way than it should be, in words.
         texts: texts begun so far.
     """
 
-    def __init__(self, opened: OpenedBundle, *, pipelined: bool | None = None) -> None:
+    def __init__(
+        self,
+        opened: OpenedBundle,
+        *,
+        pipelined: bool | None = None,
+        draft: Callable[[HostMirror], Draft] | None = None,
+    ) -> None:
         manifest = opened.manifest
         self.opened = opened
         self.gamma, self.max_len = manifest.gamma, manifest.max_len
@@ -110,7 +117,7 @@ class Session:
         self._ahead: _Started | EngineError | None = None
         self.remarks: list[str] = []
         self.texts = 0
-        self.draft = self._make_draft()
+        self.draft = self._make_draft() if draft is None else draft(self._host)
         self._variants: dict[Plan, Rounds] = {}
         self._listed = 0
         self._rounds = self._rounds_for(Sampling())
