@@ -30,7 +30,7 @@ def exported_sampling(method: str, *, draft_differs: bool = False) -> frozenset[
     names |= {f"accept_{rule}" for rule in _RULES}
     if method == "model":
         names |= {f"accept_{rule}" for rule in _RULES_OF_A_MODEL}
-        names |= {f"propose_{choice}" for choice in _CHOICES}
+        names |= {f"propose_{choice}" for choice in _CHOICES} | {"confidence"}
     if draft_differs:
         names |= {key.name for key in weighing_keys("draft")}
     return frozenset(names)
@@ -83,6 +83,6 @@ def _rows_of(name: str, verified: tuple[int, ...]) -> tuple[int, ...]:
     """Rows a graph is built for; 0 where its name does not say."""
     if name.startswith("accept_"):
         return verified
-    if name.startswith(("sample_", "propose_", "position_")):
+    if name.startswith(("sample_", "propose_", "position_", "confidence")):
         return (0,)
     return (1,) if name.startswith("draft_") else (1, *verified)

@@ -34,6 +34,7 @@ from spec_export.engines.graphs import (
     race_size,
     weighing_keys,
 )
+from spec_export.export.sampling_confidence import confidence_graph
 from spec_export.export.sampling_edits import edit, edit_inputs, mask, mask_inputs
 from spec_export.export.sampling_filters import filter_graph
 from spec_export.export.sampling_ops import (
@@ -77,13 +78,14 @@ def sampling_graphs(
     Args:
         target_vocabulary: V, the width of the target's logits.
         draft_vocabulary: the width of the drafting model's logits, or None where no model drafts:
-            then there is no `propose_*`.
+            then there is no `propose_*` and no `confidence`.
 
     Returns:
         Models by name: those of `weighing_keys`, also for a draft whose vocabulary has another
         size; `filter_{top,nucleus,any,typical}`;
         `accept_{greedy,edited,one_hot,dense,block,invariant}`; `sample_{greedy,edited,drawn}`;
-        with a drafting model `propose_{greedy,edited,drawn}`; `position_races`; `top_logprobs`.
+        with a drafting model `propose_{greedy,edited,drawn}` and `confidence`; `position_races`;
+        `top_logprobs`.
     """
     V, Vd = target_vocabulary, draft_vocabulary
     graphs = {key.name: weighing_graph(key, V, V) for key in weighing_keys("target")}
@@ -96,6 +98,8 @@ def sampling_graphs(
         graphs[f"sample_{name}"] = sample_graph(name, V)
         if Vd is not None:
             graphs[f"propose_{name}"] = propose_graph(name, V, Vd)
+    if Vd is not None:
+        graphs["confidence"] = confidence_graph(V, Vd)
     graphs["position_races"] = position_races_graph(V)
     return graphs | {"top_logprobs": top_logprobs_graph(V)}
 

@@ -19,6 +19,7 @@ from spec_export.engines.graphs import (
     padded_vocabulary,
     weighing_keys,
 )
+from spec_export.export.sampling_confidence import confidence_graph
 from spec_export.export.sampling_filters import filter_graph
 from spec_export.export.sampling_graphs import (
     accept_graph,
@@ -52,6 +53,8 @@ def model(name: str, V: int, Vd: int | None = None) -> onnx.ModelProto:
         made = weighing_graph(KEYS[name], V, Vd if KEYS[name].model == "draft" else V)
     elif name == "position_races":
         made = position_races_graph(V)
+    elif name == "confidence":
+        made = confidence_graph(V, Vd)
     elif name == "top_logprobs":
         made = top_logprobs_graph(V)
     elif name == "accept_edited":

@@ -25,7 +25,7 @@ CHOOSING = {
     *("accept_invariant", "sample_greedy", "sample_edited", "sample_drawn", "top_logprobs"),
     "position_races",
 }
-PROPOSING = {"propose_greedy", "propose_edited", "propose_drawn"}
+PROPOSING = {"propose_greedy", "propose_edited", "propose_drawn", "confidence"}
 # What TensorRT leaves open or refuses: order among ties, and sizes that depend on data.
 UNWANTED = {"TOPK", "NON_ZERO", "CONDITION", "TRIP_LIMIT"}
 
@@ -112,7 +112,7 @@ def test_every_graph_compiles_in_tensorrt() -> None:
     [
         *("distribution", "distribution+edits", "distribution+mask", "filter_any"),
         *("accept_greedy", "accept_one_hot", "accept_dense", "accept_block", "accept_invariant"),
-        *("sample_drawn", "propose_drawn"),
+        *("sample_drawn", "propose_drawn", "confidence"),
     ],
 )
 def test_the_graphs_of_a_real_vocabulary_compile_in_tensorrt(name: str) -> None:
