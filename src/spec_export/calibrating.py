@@ -1,4 +1,7 @@
-"""`calibrate`: measure a bundle here, write its profile, say what it advises."""
+"""`calibrate`: measure a bundle here, write its profile, say what it advises.
+
+With `--synthetic` drafts are made up at a set acceptance instead, and no profile is written.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spec_export.console import Steps
+from spec_export.engines.errors import RequestError
 from spec_export.planning import print_wrapped, write_report
 
 if TYPE_CHECKING:
     from spec_export.calibration.measure import Task
+    from spec_export.engines.manifest import DeviceSpec
     from spec_export.runtime import OpenedBundle
 
 _HEIGHT = 3200  # pixels of a picture: up to 16 positions and as many times
@@ -32,6 +37,65 @@ class CalibrateOptions:
     report: Path | None
 
 
+@dataclass(frozen=True)
+class SyntheticAsked:
+    """Acceptances to set, and what a draft is supposed to cost, as the user gave it."""
+
+    alphas: str | None
+    cost_ratio: float | None
+
+
+def check_asked(options: CalibrateOptions, asked: SyntheticAsked) -> None:
+    """Refuse options of one way to calibrate beside those of the other.
+
+    Raises:
+        RequestError: naming which go together.
+    """
+    if asked.alphas is None and asked.cost_ratio is not None:
+        raise RequestError(
+            "--cost-ratio belongs to --synthetic: what a draft takes is measured otherwise"
+        )
+    if asked.alphas is not None and (options.output or options.report) is not None:
+        raise RequestError(
+            "--synthetic writes no profile and no page: leave out --output and --report; --json "
+            "prints all of it"
+        )
+
+
+def calibrate_synthetic(
+    bundle: Path, options: CalibrateOptions, asked: SyntheticAsked, *, as_json: bool, quiet: bool
+) -> None:
+    """Measure speculation at set acceptances, print a table.
+
+    Raises:
+        RequestError: the prompts or the bundle give nothing to measure, or a number means nothing.
+        BundleError: the bundle cannot be trusted or read.
+    """
+    from spec_export.calibration import synthetic, synthetic_report
+    from spec_export.calibration.calibrate import check_bundle, check_task
+    from spec_export.calibration.synthetic_result import synthetic_result
+
+    assert asked.alphas is not None
+    alphas = synthetic.parse_alphas(asked.alphas)
+    synthetic.check_cost_ratio(asked.cost_ratio)
+    _check_memory(bundle)
+    with Steps(quiet=quiet or as_json, animated=False) as steps:
+        opened = _open(bundle, options, steps)
+        check_bundle(opened)
+        task = _task(opened, options)
+        check_task(opened, task)
+        synthetic.check_task(task)
+        found = synthetic.measure_synthetic(opened, task, alphas, steps)
+    result, device = synthetic_result(found, asked.cost_ratio), _device(opened, options)
+    if as_json:
+        text = synthetic_report.as_json(result, device, task)
+        print(json.dumps(text, ensure_ascii=False, allow_nan=False), flush=True)
+    elif quiet:
+        print(synthetic_report.verdict(result), flush=True)
+    else:
+        print_wrapped(synthetic_report.terminal_lines(result, device, task))
+
+
 def calibrate_bundle(
     bundle: Path, options: CalibrateOptions, *, as_json: bool, quiet: bool
 ) -> None:
@@ -45,16 +109,14 @@ def calibrate_bundle(
     from spec_export.calibration import profile_report
     from spec_export.calibration.calibrate import calibrate, check_bundle, check_task
     from spec_export.calibration.profile import PROFILE_FILE, write_profile
-    from spec_export.runtime.opened import make_backend, open_runtime
 
     _check_memory(bundle)
     with Steps(quiet=quiet or as_json, animated=False) as steps:
-        opened = open_runtime(bundle, threads=options.threads, progress=steps)
+        opened = _open(bundle, options, steps)
         check_bundle(opened)
         task = _task(opened, options)
         check_task(opened, task)
-        built_on = opened.manifest.device
-        device = make_backend(built_on.backend, options.threads or built_on.threads).describe()
+        device = _device(opened, options)
         out = options.output or bundle / PROFILE_FILE
         state = out.with_name(out.name + ".partial")
         profile = calibrate(opened, device, task, state, steps)
@@ -69,6 +131,20 @@ def calibrate_bundle(
         print(profile.reason, flush=True)
     else:
         print_wrapped([*profile_report.terminal_lines(profile), f"- written to {out}"])
+
+
+def _open(bundle: Path, options: CalibrateOptions, steps: Steps) -> OpenedBundle:
+    from spec_export.runtime.opened import open_runtime
+
+    return open_runtime(bundle, threads=options.threads, progress=steps)
+
+
+def _device(opened: OpenedBundle, options: CalibrateOptions) -> DeviceSpec:
+    """Where it runs now."""
+    from spec_export.runtime.opened import make_backend
+
+    built_on = opened.manifest.device
+    return make_backend(built_on.backend, options.threads or built_on.threads).describe()
 
 
 def _task(opened: OpenedBundle, options: CalibrateOptions) -> Task:

@@ -287,16 +287,23 @@ def _calibrate(
     threads: opt.Threads = None,
     output: opt.ProfileOut = None,
     report: opt.Report = None,
+    synthetic: opt.Synthetic = None,
+    cost_ratio: opt.SyntheticCost = None,
     as_json: opt.AsJson = False,
     quiet: opt.VerdictOnly = False,
 ) -> None:
     """Measure a bundle here: is speculation worth it, and with what gamma?"""
-    from spec_export.calibrating import CalibrateOptions, calibrate_bundle
+    from spec_export import calibrating
 
-    options = CalibrateOptions(
+    options = calibrating.CalibrateOptions(
         prompts, tokens, temperature, rule.value, seed, threads, output, report
     )
-    calibrate_bundle(bundle, options, as_json=as_json, quiet=quiet)
+    asked = calibrating.SyntheticAsked(synthetic, cost_ratio)
+    calibrating.check_asked(options, asked)
+    if synthetic is not None:
+        calibrating.calibrate_synthetic(bundle, options, asked, as_json=as_json, quiet=quiet)
+        return
+    calibrating.calibrate_bundle(bundle, options, as_json=as_json, quiet=quiet)
 
 
 @app.command("plan", cls=Command)

@@ -11,6 +11,7 @@ import typer
 # Groups of options in the help of a command.
 _DRAFTS, _SHAPES, _SAMPLING, _OUTPUT = "Drafts", "Shapes", "Sampling", "Output"
 _SPECULATION, _MEMORY, _TENSORRT = "Speculation", "Memory", "TensorRT"
+_SYNTHETIC = "Set acceptance"
 
 
 class BackendName(str, Enum):
@@ -258,6 +259,23 @@ ProfileOut = Annotated[
         "--output",
         metavar="FILE",
         default="profile.json in the bundle",
+    ),
+]
+Synthetic = Annotated[
+    str | None,
+    _option(
+        "Instead: drafts that are right as often as this, such as 0.2,0.5,0.8, at no cost.",
+        metavar="A,B,..",
+        group=_SYNTHETIC,
+    ),
+]
+SyntheticCost = Annotated[
+    float | None,
+    _option(
+        "With it: time of a draft step over that of a target step, added by computation.",
+        "--cost-ratio",
+        metavar="C",
+        group=_SYNTHETIC,
     ),
 ]
 VerdictOnly = Annotated[bool, _option("The verdict only.", "-q", "--quiet")]
