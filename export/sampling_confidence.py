@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from spec_export.export.sampling_ops import F32, Ops, Values, make_model
+from spec_export.export.sampling_ops import F32, Ops, Signature, Values, make_model
 
 
 def confidence_graph(vocabulary: int, draft_vocabulary: int) -> ir.Model:
@@ -36,5 +36,6 @@ def confidence_graph(vocabulary: int, draft_vocabulary: int) -> ir.Model:
         share = op.Reciprocal(op.ReduceSum(weights, [1], keepdims=0))  # [1]
         return {"confidence": op.Where(op.Greater(share, 0.0), share, 0.0)}
 
-    inputs, outputs = {"logits": (F32, (1, 1, Vd))}, {"confidence": (F32, (1,))}
+    inputs: Signature = {"logits": (F32, (1, 1, Vd))}
+    outputs: Signature = {"confidence": (F32, (1,))}
     return make_model("confidence", inputs, outputs, body)

@@ -3,6 +3,10 @@
 Costs come from a measurement of the bundle on its device, acceptance from the rounds of the text.
 A choice depends on finished rounds alone and never on what a round is about to draw, so the law of
 the text is untouched; where texts do not depend on drafts at all, neither does the text.
+
+Where rounds stop drafting early, drafts are of two kinds: the first of a round, which is always
+made, and the later ones, made where the drafting model is sure. They are accepted differently, and
+how often there is another is estimated as well.
 """
 
 from __future__ import annotations
@@ -17,6 +21,23 @@ _TRIAL = 6  # rounds with drafts in such a trial
 
 
 @dataclass(frozen=True)
+class EarlyCosts:
+    """What it brings and takes that rounds stop drafting early, as it was measured.
+
+    Attributes:
+        confidence: below which it pays to stop; 0: it does not.
+        goes_on: share of drafts but the first that were made.
+        alpha: acceptance of these where they were reached.
+        ms: what a round that stops takes besides: the draft's pass that it looked at.
+    """
+
+    confidence: float
+    goes_on: float
+    alpha: float
+    ms: float
+
+
+@dataclass(frozen=True)
 class GammaCosts:
     """What rounds cost on a device, and what to expect at first.
 
@@ -24,21 +45,65 @@ class GammaCosts:
         plain_ms: a token without drafts.
         round_ms: a round with 1, 2, .. drafts, all that belongs to it included.
         alpha: acceptance of a draft that was reached, as it was measured.
+        early: of rounds that stop drafting early; None where it was not measured.
     """
 
     plain_ms: float
     round_ms: tuple[float, ...]
     alpha: float
+    early: EarlyCosts | None = None
 
-    def speed(self, n: int, alpha: float) -> float:
-        """Tokens per millisecond with `n` drafts a round.
+    @property
+    def draft_confidence(self) -> float:
+        """Below which it pays to stop drafting; 0: it does not."""
+        return 0.0 if self.early is None else self.early.confidence
 
-        Source: arXiv 2211.17192, Equation 1, over a measured cost in place of `gamma c + 1`.
+    def speed(
+        self, n: int, alpha: float, later: float | None = None, goes_on: float = 1.0
+    ) -> float:
+        """Tokens per millisecond with up to `n` drafts a round.
+
+        Args:
+            n: drafts asked for.
+            alpha: acceptance of the first draft.
+            later: and of every other that is reached; None: the same.
+            goes_on: chance that there is another draft after each but the last.
+
+        Source: arXiv 2211.17192, Equation 1, over a measured cost in place of `gamma c + 1`; where
+        rounds stop early, its mean over their lengths.
         """
         if n == 0:
             return 1 / self.plain_ms
-        tokens = float(sum(alpha**i for i in range(n + 1)))
-        return tokens / self.round_ms[n - 1]
+        later = alpha if later is None else later
+        early_ms = 0.0 if self.early is None else self.early.ms
+        tokens = spent = 0.0
+        reached, emitted, kept = 1.0, 1.0, alpha
+        for i in range(1, n + 1):
+            emitted, kept = emitted + kept, kept * later
+            ends = reached if i == n else reached * (1 - goes_on)
+            tokens += ends * emitted
+            spent += ends * (self.round_ms[i - 1] + (early_ms if i < n else 0.0))
+            reached *= goes_on
+        return tokens / spent
+
+
+class _Share:
+    """A share that is estimated while a text is made; older evidence fades."""
+
+    def __init__(self, believed: float) -> None:
+        self._hits, self._trials = believed * _BELIEF, float(_BELIEF)
+
+    @property
+    def value(self) -> float:
+        return self._hits / self._trials
+
+    def learn(self, hits: int, trials: int) -> None:
+        kept = 1 - 1 / _MEMORY
+        self._hits, self._trials = self._hits * kept + hits, self._trials * kept + trials
+
+    def doubt(self) -> None:
+        """What was seen was of another text."""
+        self._hits, self._trials = self._hits / 4, self._trials / 4
 
 
 class GammaChooser:
@@ -47,12 +112,19 @@ class GammaChooser:
     Args:
         costs: of rounds; it has one for each number of drafts up to `most`.
         most: drafts at most.
+        draft_confidence: below which rounds stop drafting; 0: none does.
     """
 
-    def __init__(self, costs: GammaCosts, most: int) -> None:
+    def __init__(self, costs: GammaCosts, most: int, draft_confidence: float = 0.0) -> None:
         assert 1 <= most <= len(costs.round_ms)
         self._costs, self._most = costs, most
-        self._accepted, self._tested = costs.alpha * _BELIEF, float(_BELIEF)
+        self._first = self._later = _Share(costs.alpha)
+        self._goes_on: _Share | None = None
+        if draft_confidence:
+            early = costs.early
+            is_known = early is not None and early.confidence == draft_confidence
+            self._later = _Share(early.alpha if early is not None and is_known else costs.alpha)
+            self._goes_on = _Share(early.goes_on if early is not None and is_known else 1.0)
         self._pause, self._idle, self._trial = _SHORTEST_PAUSE, 0, 0
         self._n = self._best(0)
 
@@ -63,27 +135,39 @@ class GammaChooser:
 
     @property
     def alpha(self) -> float:
-        """Acceptance as it is estimated now."""
-        return self._accepted / self._tested
+        """Acceptance as it is estimated now; of first drafts, where rounds stop early."""
+        return self._first.value
 
-    def count(self, n_draft: int, n_accepted: int, *, is_cut: bool) -> None:
+    @property
+    def goes_on(self) -> float:
+        """Share of drafts but the first that are made; 1 where rounds do not stop early."""
+        return 1.0 if self._goes_on is None else self._goes_on.value
+
+    def count(self, n_draft: int, n_accepted: int, *, is_cut: bool, is_early: bool = False) -> None:
         """Take in a finished round.
 
         Args:
             n_draft: drafts it had.
             n_accepted: of them, accepted.
             is_cut: a stop hid what became of the rest.
+            is_early: it stopped drafting before another, which is no rejection.
         """
         if n_draft and not is_cut:
-            self._learn(n_accepted, n_accepted + (n_accepted < n_draft))
+            self._learn(n_draft, n_accepted, is_early)
             self._n = self._after_round()
         elif self._n == 0:
             self._n = self._after_step()
 
-    def _learn(self, accepted: int, tested: int) -> None:
-        kept = 1 - 1 / _MEMORY
-        self._accepted = self._accepted * kept + accepted
-        self._tested = self._tested * kept + tested
+    def _learn(self, n_draft: int, n_accepted: int, is_early: bool) -> None:
+        tested = n_accepted + (n_accepted < n_draft)
+        if self._goes_on is None:
+            self._first.learn(n_accepted, tested)
+            return
+        self._first.learn(min(n_accepted, 1), 1)
+        if tested > 1:
+            self._later.learn(n_accepted - 1, tested - 1)
+        if n_draft > 1 or is_early:
+            self._goes_on.learn(n_draft - 1, n_draft - 1 + is_early)
 
     def _after_round(self) -> int:
         if self._trial:
@@ -101,11 +185,15 @@ class GammaChooser:
         if self._idle < self._pause:
             return 0
         self._idle, self._trial = 0, _TRIAL
-        self._accepted, self._tested = self._accepted / 4, self._tested / 4  # that was another text
-        return max(range(1, self._most + 1), key=lambda n: self._costs.speed(n, self.alpha))
+        for share in {self._first, self._later, self._goes_on or self._first}:
+            share.doubt()
+        return max(range(1, self._most + 1), key=self._speed)
 
     def _best(self, now: int) -> int:
         """The fastest, or the present choice where nothing is clearly faster."""
-        speeds = [self._costs.speed(n, self.alpha) for n in range(self._most + 1)]
+        speeds = [self._speed(n) for n in range(self._most + 1)]
         found = max(range(self._most + 1), key=speeds.__getitem__)
         return found if speeds[found] > speeds[now] * _GAIN else now
+
+    def _speed(self, n: int) -> float:
+        return self._costs.speed(n, self._first.value, self._later.value, self.goes_on)

@@ -11,6 +11,8 @@ from spec_export.engines.backend import Buffer, Call
 from spec_export.engines.errors import EngineError
 from spec_export.engines.passes import BoundRole, allocate_caches, bind_role
 from spec_export.runtime.buffers import HostMirror, RoundBuffers, first_row
+from spec_export.runtime.call_chains import Sequel
+from spec_export.runtime.confidence import DraftConfidence
 from spec_export.runtime.ngram import NgramIndex
 from spec_export.runtime.opened import OpenedBundle
 from spec_export.runtime.sampling_calls import SamplingCalls
@@ -129,6 +131,8 @@ class ModelDraft:
         self._start = np.zeros(1, np.int64)
         self.logits: list[Buffer] = [first_row(p.buffers["logits"]) for p in self._passes]
         self.length = 0
+        self._opened = opened
+        self._confidence: DraftConfidence | None = None  # its graph is opened when first asked for
 
     @property
     def lag(self) -> int:
@@ -166,13 +170,20 @@ class ModelDraft:
 
     def calls(self, n: int, sampling: SamplingCalls) -> list[Call]:
         """A pass and a draw for each draft."""
-        made: list[Call] = []
-        for i in range(n):
-            made.append(self._passes[i].call)
-            if sampling.follows_drafts:
-                made.append(MaskFill(sampling, i))
-            made.append(sampling.propose[i])
-        return made
+        return [call for i in range(n) for call in self.step(i, sampling)]
+
+    def step(self, i: int, sampling: SamplingCalls) -> tuple[Call, Call]:
+        """The pass that leaves the logits of the `i`-th draft, and what draws it from them."""
+        draw = sampling.propose[i]
+        if sampling.follows_drafts:
+            draw = Sequel(MaskFill(sampling, i), draw)
+        return self._passes[i].call, draw
+
+    def confidence(self, i: int) -> float:
+        """The largest probability in the logits that the pass of the `i`-th draft has left."""
+        if self._confidence is None:
+            self._confidence = DraftConfidence(self._opened, self.logits)
+        return self._confidence.read(i)
 
     def can_run_ahead(self, n: int, committed: int) -> bool:
         """After a round it lags behind by nothing."""

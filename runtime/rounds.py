@@ -14,7 +14,7 @@ from spec_export.engines.errors import EngineError
 from spec_export.engines.passes import BoundRole
 from spec_export.runtime.buffers import RoundBuffers
 from spec_export.runtime.call_chains import Sequel
-from spec_export.runtime.drafts import Draft, MaskFill
+from spec_export.runtime.drafts import Draft, MaskFill, ModelDraft
 from spec_export.runtime.sampling_calls import SamplingCalls
 
 
@@ -54,7 +54,8 @@ class Rounds:
         self._verifying = sorted(verifying.items())
         self.sampling = sampling
         self._advance = Advance(device, buffers)
-        self._made: dict[tuple[str, int], Call] = {}
+        self._steps: list[tuple[Call, Call]] = []
+        self._made: dict[tuple[str, int, bool], Call] = {}
         self._recorded: dict[tuple[str, int], Call] = {}
         self._refused: set[tuple[str, int]] = set()
 
@@ -62,13 +63,45 @@ class Rounds:
         """The narrowest verify pass with room for the drafts."""
         return next(name for gamma, name in self._verifying if gamma >= n_draft)
 
-    def call(self, role: str, n_draft: int) -> Call:
-        """A round of `n_draft` drafts that `role` verifies, or a token without drafts after it."""
-        key = role, n_draft
-        if key in self._recorded:
-            return self._recorded[key]
+    def draft(self, most: int, least: float) -> int:
+        """Draft tokens one by one while the drafting model is sure enough; returns how many.
+
+        The first is always drafted: a pass over two rows costs what a step without drafts does. A
+        later one is not, and none after it, where the most probable token of its row has less than
+        `least`. That is known before its own token is drawn, so the law of the text is untouched;
+        to drop a draft by the probability of what was drawn would change it.
+
+        Args:
+            most: drafts at most, 1 or more.
+            least: probability, 0 to 1.
+        """
+        assert isinstance(self._draft, ModelDraft)
+        while len(self._steps) < most:
+            self._steps.append(self._draft.step(len(self._steps), self.sampling))
+        if self.sampling.races is not None:
+            self.sampling.races.enqueue()
+        for i in range(most):
+            run, draw = self._steps[i]
+            run.enqueue()
+            if i and self._draft.confidence(i) < least:
+                return i
+            draw.enqueue()
+        return most
+
+    def call(self, role: str, n_draft: int, *, is_drafted: bool = False) -> Call:
+        """A round of `n_draft` drafts that `role` verifies, or a token without drafts after it.
+
+        Args:
+            role: of the target.
+            n_draft: drafts it has.
+            is_drafted: they are there, by `draft`; what is left is to verify them.
+        """
+        if not is_drafted and (role, n_draft) in self._recorded:
+            return self._recorded[role, n_draft]
+        key = role, n_draft, is_drafted
         if key not in self._made:
-            self._made[key] = Sequel(*self._calls(role, n_draft))
+            drafting = [] if is_drafted else self._drafting(n_draft)
+            self._made[key] = Sequel(*drafting, *self._judging(role, n_draft))
         return self._made[key]
 
     def wants_recording(self, role: str, n_draft: int) -> bool:
@@ -98,14 +131,16 @@ class Rounds:
         """Drop a recording."""
         del self._recorded[role, n_draft]
 
-    def _calls(self, role: str, n_draft: int) -> Sequence[Call]:
-        sampling = self.sampling
-        calls: list[Call] = [sampling.races] if sampling.races is not None else []
+    def _drafting(self, n_draft: int) -> Sequence[Call]:
+        calls: list[Call] = [] if self.sampling.races is None else [self.sampling.races]
         if n_draft:
             assert self._draft is not None
-            calls += self._draft.calls(n_draft, sampling)
-        if role != "prefill":
-            calls.append(self._roles[role].call)
+            calls += self._draft.calls(n_draft, self.sampling)
+        return calls
+
+    def _judging(self, role: str, n_draft: int) -> Sequence[Call]:
+        sampling = self.sampling
+        calls: list[Call] = [] if role == "prefill" else [self._roles[role].call]
         if sampling.follows_drafts:
             calls.append(MaskFill(sampling, n_draft))
         judge = sampling.accept if role.startswith("verify") else sampling.sample

@@ -57,6 +57,7 @@ class RoundResult:
         n_draft: drafts verified.
         n_accepted: drafts accepted.
         top: of each token's row, the most probable tokens and their logprobs, where asked for.
+        is_early: there would have been another draft, of which the drafting model was not sure.
     """
 
     tokens: list[int]
@@ -64,6 +65,7 @@ class RoundResult:
     n_draft: int
     n_accepted: int
     top: list[list[tuple[int, float]]] = field(default_factory=list)
+    is_early: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ class _Started:
     role: str
     n_draft: int
     report: Report
+    is_early: bool = False
 
 
 class Session:
@@ -103,6 +106,8 @@ class Session:
         self.result = RoundResult([], [], 0, 0)
         self._device = opened.device
         self._pipelined = opened.device.is_deferred if pipelined is None else pipelined
+        self._has_to_pipeline = pipelined is True
+        self._least_confidence = 0.0
         self._spec: ModelSpec = manifest.models["target"]
         self._caches = allocate_caches(opened.device, self._spec)
         self._buffers = allocate_round(opened.device, self.gamma)
@@ -130,6 +135,7 @@ class Session:
         sampling: Sampling,
         plain: Plain = "exact_decode",
         constraint: Constraint | None = None,
+        draft_confidence: float = 0.0,
     ) -> None:
         """Forget the text and begin another.
 
@@ -138,16 +144,21 @@ class Session:
             plain: the role that extends it without drafts: `exact_decode` (two rows, with the bits
                 of a verify pass), `verify` (its full width) or `decode` (one row, the fastest).
             constraint: a grammar at the beginning of a text; it follows this one.
+            draft_confidence: a round stops drafting before a token, but for the first, where the
+                most probable one has less in the draft's distribution; 0: never.
 
         Raises:
-            RequestError: the sampling does not fit the bundle.
+            RequestError: the sampling does not fit the bundle, or rounds cannot stop drafting.
         """
+        if draft_confidence:
+            self.check_early_exit()
         rounds = self._rounds_for(sampling, is_constrained=constraint is not None)
         self.rewind(0)
         self.texts += 1
         self._rounds, self._listed, self._drawn = rounds, sampling.top_logprobs, 0
         rounds.sampling.begin(sampling, constraint)
         self._plain: Plain = "exact_decode" if plain == "verify" and not self.gamma else plain
+        self._least_confidence = draft_confidence
 
     def prefill(self, tokens: Sequence[int], *, drafts: bool = True) -> None:
         """Take in a prompt, chunk by chunk. Nothing is sampled yet.
@@ -218,6 +229,47 @@ class Session:
         """Tokens that still fit in the context."""
         return self.max_len - len(self.history)
 
+    @property
+    def can_end_early(self) -> bool:
+        """Whether rounds may stop drafting at no cost but that of looking."""
+        return isinstance(self.draft, ModelDraft) and not self._pipelined
+
+    def check_early_exit(self) -> None:
+        """Refuse what cannot be done; say what is done at a price.
+
+        Raises:
+            RequestError: no model drafts, or rounds have to be pipelined.
+        """
+        if not isinstance(self.draft, ModelDraft):
+            raise RequestError(
+                "draft_confidence is for drafts of a model, and no model drafts in this session; "
+                "leave it out"
+            )
+        if self._has_to_pipeline:
+            raise RequestError(
+                "draft_confidence has the host look at drafts while a round runs, and a pipelined "
+                "round runs without it; leave out one of the two"
+            )
+        if self._pipelined:
+            self.remark(
+                "rounds are not pipelined: draft_confidence looks at drafts while they are made"
+            )
+
+    def remark(self, text: str) -> None:
+        """Keep a remark; once is enough."""
+        if text not in self.remarks:
+            self.remarks.append(text)
+
+    def confidences(self) -> list[float]:
+        """How sure the drafting model was of each draft of the last round, by its own row.
+
+        The largest probability of the row a draft was drawn from; empty where no model drafts, or
+        where the next round may have begun.
+        """
+        if not isinstance(self.draft, ModelDraft) or not self.can_end_early:
+            return []
+        return [self.draft.confidence(i) for i in range(self.result.n_draft)]
+
     # --- rounds -------------------------------------------------------------------------------
 
     def _run(self, role: str, n_draft: int, *, more: bool) -> RoundResult:
@@ -250,22 +302,27 @@ class Session:
         rounds, committed = self._rounds, len(self.history)
         if role != "prefill":
             self._assert_room(committed + unread, self._roles[role].rows)
-        if role.startswith("verify"):
-            self._host.set_n_draft(n_draft)
         start, stop = committed + min(unread, 1), committed + unread + n_draft + 1
         rounds.sampling.draw(self._drawn, start, stop, n_draft)
-        report = self._reports[self._drawn % 2]
+        report, wanted = self._reports[self._drawn % 2], n_draft
+        may_end_early = self._may_end_early(n_draft)
         try:
-            if self._pipelined and not unread and rounds.wants_recording(role, n_draft):
+            if may_end_early:  # noise of drafts that are not made is used by nothing else
+                n_draft = rounds.draft(n_draft, self._least_confidence)
+                role = rounds.role(n_draft)
+            if role.startswith("verify"):
+                self._host.set_n_draft(n_draft)
+            is_recordable = self._pipelined and not unread and not may_end_early
+            if is_recordable and rounds.wants_recording(role, n_draft):
                 self._record(role, n_draft)
-            rounds.call(role, n_draft).enqueue()
+            rounds.call(role, n_draft, is_drafted=may_end_early).enqueue()
             report.start()
         except EngineError:
             if not unread:
                 self._recover()
             raise
         self._drawn += 1
-        return _Started(role, n_draft, report)
+        return _Started(role, n_draft, report, n_draft < wanted)
 
     def _finish(self, started: _Started) -> RoundResult:
         """Read a round and take it into the history; refuse what is not finite.
@@ -295,6 +352,7 @@ class Session:
         if is_cut:
             n_draft = n_accepted = kept
         result.n_draft, result.n_accepted = n_draft, n_accepted
+        result.is_early = started.is_early and not is_cut
         sampling, listed = self._rounds.sampling, self._listed
         result.top = sampling.top_logprobs(started.role, kept, listed) if listed else []
         self.history.extend(result.tokens)
@@ -310,11 +368,16 @@ class Session:
         most = len(self.history) + n_draft + 1
         return (
             self._pipelined
+            and not self._may_end_early(n_draft)
             and not self._rounds.sampling.follows_text
             and not self._listed
             and most - 1 + self._roles[role].rows <= self.opened.manifest.capacity
             and (not n_draft or self.draft is None or self.draft.can_run_ahead(n_draft, most))
         )
+
+    def _may_end_early(self, n_draft: int) -> bool:
+        """Whether the host looks at the drafts of such a round while they are made."""
+        return n_draft > 1 and self._least_confidence > 0
 
     def _is_under_way(self, n_draft: int, role: str | None = None) -> bool:
         """Whether such a round was enqueued ahead; an error in doing so is raised here."""

@@ -19,6 +19,8 @@ class Stats:
         drafted: drafts verified, without those a stop cut off.
         accepted: drafts that became text.
         rejections: rounds in which a draft was refused, and no stop hid it.
+        draft_confidence: rounds stop drafting below it, as used; 0: never.
+        early: rounds that did.
         drafted_at: per position, rounds that had a draft there.
         accepted_at: per position, rounds whose draft there became text.
         ttft_ms: time to the first token, prompt included; the mean of several texts.
@@ -34,6 +36,8 @@ class Stats:
     drafted: int = 0
     accepted: int = 0
     rejections: int = 0
+    draft_confidence: float = 0.0
+    early: int = 0
     drafted_at: list[int] = field(default_factory=list)
     accepted_at: list[int] = field(default_factory=list)
     ttft_ms: float = 0.0
@@ -44,8 +48,13 @@ class Stats:
         self.drafted_at = self.drafted_at or [0] * self.gamma
         self.accepted_at = self.accepted_at or [0] * self.gamma
 
-    def count_round(self, n_draft: int, n_accepted: int, kept: int) -> None:
-        """Count a round that emitted `n_accepted + 1` tokens, of which a stop left `kept`."""
+    def count_round(
+        self, n_draft: int, n_accepted: int, kept: int, *, is_early: bool = False
+    ) -> None:
+        """Count a round that emitted `n_accepted + 1` tokens, of which a stop left `kept`.
+
+        One that stopped drafting early refused nothing by it: its drafts are `n_draft`.
+        """
         self.emitted += kept
         if n_draft == 0:
             self.plain_steps += 1
@@ -54,6 +63,7 @@ class Stats:
         drafted = kept if cut else n_draft
         accepted = min(n_accepted, kept)
         self.rounds += 1
+        self.early += is_early
         self.drafted += drafted
         self.accepted += accepted
         if n_accepted < n_draft and not cut:
@@ -107,6 +117,8 @@ def added_up(texts: Sequence[Stats]) -> Stats:
         drafted=sum(text.drafted for text in texts),
         accepted=sum(text.accepted for text in texts),
         rejections=sum(text.rejections for text in texts),
+        draft_confidence=texts[0].draft_confidence,
+        early=sum(text.early for text in texts),
         drafted_at=positions([text.drafted_at for text in texts]),
         accepted_at=positions([text.accepted_at for text in texts]),
         ttft_ms=sum(text.ttft_ms for text in texts) / len(texts),

@@ -34,6 +34,9 @@ class Request:
         grammar: what the text has to match, from its first token to its last.
         gamma: drafts per round, 0 (plain) to the built gamma; None: the built gamma.
         auto: choose the drafts of each round, up to that gamma, by what pays at these costs.
+        draft_confidence: a round stops drafting before a token, but for the first, where the most
+            probable one has less in the draft's distribution, 0 (never) to 1; None: what `auto`
+            says pays, where rounds are not pipelined, else 0. What is emitted follows the same law.
         stop: strings that end the text and are not part of it.
         ignore_end: go on past end tokens.
         fast_plain: steps without drafts run one row, whose bits may differ from a verify pass.
@@ -47,6 +50,7 @@ class Request:
     grammar: Grammar | None = None
     gamma: int | None = None
     auto: GammaCosts | None = None
+    draft_confidence: float | None = None
     stop: tuple[str, ...] = ()
     ignore_end: bool = False
     fast_plain: bool = False
@@ -55,6 +59,10 @@ class Request:
         for name, value in (("max_tokens", self.max_tokens), ("gamma", self.gamma)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
                 raise RequestError(f"{name}={value!r}: it is a whole number")
+        least: object = self.draft_confidence
+        is_number = isinstance(least, int | float) and not isinstance(least, bool)
+        if least is not None and not (is_number and 0 <= least <= 1):  # type: ignore[operator]
+            raise RequestError(f"draft_confidence={least!r}: it is 0 to 1")
         stop: object = self.stop  # a string would be taken for its letters
         if not isinstance(stop, tuple | list) or not all(isinstance(text, str) for text in stop):
             raise RequestError(f"stop={stop!r:.99}: it is a tuple of strings")
@@ -104,7 +112,8 @@ def generate(session: Session, prompt: Sequence[int], request: Request) -> Itera
         )
     if request.max_tokens is not None and request.max_tokens < 1:
         raise RequestError(f"max_tokens={request.max_tokens}: at least 1 is generated")
-    return _pieces(session, list(prompt), request, gamma, plain)
+    least = _draft_confidence(session, request, gamma)
+    return _pieces(session, list(prompt), request, gamma, plain, least)
 
 
 def effective_gamma(opened: OpenedBundle, request: Request) -> int:
@@ -136,16 +145,43 @@ def plain_role(opened: OpenedBundle, request: Request) -> Plain:
     return "verify" if recorded == "row_invariant" else "exact_decode"
 
 
+def _draft_confidence(session: Session, request: Request, gamma: int) -> float:
+    """Below which a text's rounds stop drafting; 0: never.
+
+    Raises:
+        RequestError: it was asked for, and rounds of this session cannot.
+    """
+    if request.draft_confidence is not None:
+        if request.draft_confidence:
+            session.check_early_exit()
+        return request.draft_confidence if gamma else 0.0
+    found = request.auto.draft_confidence if request.auto is not None and gamma else 0.0
+    if found and not session.can_end_early:
+        session.remark(
+            f"the profile's draft_confidence of {found:.2f} is not used: rounds are pipelined, or "
+            "their drafts come from no model"
+        )
+        return 0.0
+    return found
+
+
 def _pieces(
-    session: Session, prompt: list[int], request: Request, gamma: int, plain: Plain
+    session: Session,
+    prompt: list[int],
+    request: Request,
+    gamma: int,
+    plain: Plain,
+    draft_confidence: float,
 ) -> Iterator[Piece]:
-    stats = Stats(gamma=gamma, prompt_tokens=len(prompt))
+    stats = Stats(gamma, len(prompt), draft_confidence=draft_confidence)
     text = _TextEnd(session, request)
-    chooser = GammaChooser(request.auto, gamma) if request.auto is not None and gamma else None
+    chooser = None
+    if request.auto is not None and gamma:
+        chooser = GammaChooser(request.auto, gamma, draft_confidence)
     started = time.perf_counter()
     grammar = request.grammar
     constraint = None if grammar is None else session.opened.grammar_tokenizer.state(grammar)
-    session.begin(request.sampling, plain, constraint)
+    session.begin(request.sampling, plain, constraint, draft_confidence)
     number = session.texts
     session.prefill(prompt, drafts=gamma > 0)
     limit = session.room if request.max_tokens is None else min(request.max_tokens, session.room)
@@ -174,10 +210,11 @@ def _pieces(
         n = min(gamma if chooser is None else chooser.n, wanted - 1)
         result = session.round(n, then=n if wanted >= 2 * (n + 1) else None)
         kept, piece, finish = text.take(result, limit - stats.emitted)
-        stats.count_round(result.n_draft, result.n_accepted, kept)
+        early = result.is_early
+        stats.count_round(result.n_draft, result.n_accepted, kept, is_early=early)
         if chooser is not None:
             is_cut = kept <= result.n_accepted
-            chooser.count(result.n_draft, result.n_accepted, is_cut=is_cut)
+            chooser.count(result.n_draft, result.n_accepted, is_cut=is_cut, is_early=early)
         stats.decode_ms += (time.perf_counter() - started) * 1e3
 
 

@@ -147,6 +147,8 @@ class Toy:
         x, y = self.accept.x, self.accept.y
         drafts: list[int] = []
         for i in range(n_draft):
+            if i and self.is_unsure([*text, *drafts]):
+                break
             q = self.q_of_draft(text, drafts)
             token = self.drawn(noise, start, i, q)
             if self.is_cut([*text, *drafts], token):
@@ -168,6 +170,10 @@ class Toy:
 
     def q_of_draft(self, text: list[int], drafts: list[int]) -> NDArray:
         return self.q(text, drafts)
+
+    def is_unsure(self, text: list[int]) -> bool:
+        """Whether a round stops before it draws the draft after `text`."""
+        return False
 
     def is_cut(self, text: list[int], draft: int) -> bool:
         """Never for the value of a draft."""
