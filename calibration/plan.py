@@ -59,6 +59,7 @@ class SpeculationPlan:
             is enough.
         is_verify_measured: v came from measurements; else a pass over many rows is taken to cost
             what one over a single row does.
+        sources: where the numbers it was made for are from, in words, as far as that is known.
     """
 
     alpha: float
@@ -68,6 +69,7 @@ class SpeculationPlan:
     break_even_cost_ratio: float | None
     break_even_alpha: float | None
     is_verify_measured: bool
+    sources: tuple[str, ...] = ()
 
     @property
     def best(self) -> GammaRow:
@@ -85,6 +87,7 @@ def plan_speculation(
     cost_ratio: float,
     verify_cost: MeasuredVerifyCost | None = None,
     gamma_max: int | None = None,
+    sources: tuple[str, ...] = (),
 ) -> SpeculationPlan:
     """Weigh every gamma.
 
@@ -92,7 +95,8 @@ def plan_speculation(
         alpha: share of tested drafts that are accepted.
         cost_ratio: c, time of a draft step over that of a plain target step.
         verify_cost: v(m); None: 1, as in Theorem 3.8 of arXiv 2211.17192.
-        gamma_max: the largest gamma to weigh; None: 32, or as many as `verify_cost` reaches.
+        gamma_max: the largest gamma to weigh; None: 16, or as many as `verify_cost` reaches.
+        sources: where these are from, in words.
 
     Raises:
         RequestError: a number means nothing, or v was not measured as far as `gamma_max`.
@@ -110,6 +114,7 @@ def plan_speculation(
         break_even_cost_ratio=ratio if ratio > 0 else None,
         break_even_alpha=theory.break_even_alpha(costs, largest),
         is_verify_measured=verify_cost is not None,
+        sources=sources,
     )
 
 
@@ -137,7 +142,8 @@ def remarks(plan: SpeculationPlan) -> list[str]:
     """What the numbers rest on, and how far they reach."""
     said = [
         f"expected, not measured: alpha {plan.alpha:g}, a draft step takes {plan.cost_ratio:g} of "
-        "a target step, drafts are accepted independently of one another"
+        "a target step, drafts are accepted independently of one another",
+        *plan.sources,
     ]
     if not plan.is_verify_measured:
         said.append(

@@ -74,6 +74,7 @@ def as_json(plan: SpeculationPlan) -> dict[str, Any]:
         "break_even_cost_ratio": plan.break_even_cost_ratio,
         "break_even_alpha": plan.break_even_alpha,
         "is_verify_measured": plan.is_verify_measured,
+        "sources": list(plan.sources),
         "by_gamma": [dataclasses.asdict(row) for row in plan.rows],
     }
 

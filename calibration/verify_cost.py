@@ -92,17 +92,26 @@ def read_verify_cost(path: Path) -> MeasuredVerifyCost:
         IntegrityError: it is missing, too large or unreadable.
         SchemaError: it is not such a file, or its numbers are no times.
     """
+    check_size(path)
+    times = read_json(path, VerifyTimes, schema=VERIFY_COST_SCHEMA)
+    try:
+        return MeasuredVerifyCost(times.rows, times.ms)
+    except RequestError as error:
+        raise SchemaError(f"{path}: {error}") from error
+
+
+def check_size(path: Path) -> None:
+    """Refuse a file that is too large to be one of times.
+
+    Raises:
+        IntegrityError: it is, or it is missing.
+    """
     try:
         found = path.stat().st_size
     except OSError as error:
         raise IntegrityError(f"{path} cannot be read: {error.strerror or error}") from error
     if found > _LARGEST_BYTES:
         raise IntegrityError(f"{path} has {found} bytes; at most {_LARGEST_BYTES} are read")
-    times = read_json(path, VerifyTimes, schema=VERIFY_COST_SCHEMA)
-    try:
-        return MeasuredVerifyCost(times.rows, times.ms)
-    except RequestError as error:
-        raise SchemaError(f"{path}: {error}") from error
 
 
 def _check(rows: tuple[int, ...], times: tuple[float, ...]) -> None:

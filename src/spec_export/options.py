@@ -297,7 +297,7 @@ CostRatio = Annotated[
 VerifyCost = Annotated[
     Path | None,
     _option(
-        "Measured times of target passes by rows: docs/calibration.md.",
+        "Times of target passes by rows (docs/calibration.md), or a profile.json, which has all.",
         metavar="FILE",
         group=_SPECULATION,
         default="a pass over more rows costs a plain step",
@@ -309,7 +309,7 @@ GammaMax = Annotated[
         "The largest gamma to weigh.",
         metavar="N",
         group=_SPECULATION,
-        default="32, or as far as the file reaches",
+        default="16, or as far as the file reaches",
     ),
 ]
 Memory = Annotated[

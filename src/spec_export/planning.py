@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from spec_export.commands import complain
 from spec_export.engines.errors import RequestError
 
 if TYPE_CHECKING:
     from spec_export.calibration.memory_plan import Limit
     from spec_export.calibration.plan import SpeculationPlan
+    from spec_export.calibration.plan_costs import GivenCosts
 
 _PLAN_HEIGHT, _MEMORY_HEIGHT = 1750, 1000  # pixels of a picture, at most 33 and 16 rows of a table
 
@@ -130,15 +132,32 @@ def print_wrapped(lines: list[str], width: int = 79) -> None:
 
 def _make(supposed: Supposed) -> SpeculationPlan:
     from spec_export.calibration.plan import plan_speculation
-    from spec_export.calibration.verify_cost import read_verify_cost
+    from spec_export.calibration.plan_costs import read_costs, where, why_elsewhere
 
-    if supposed.alpha is None or supposed.cost_ratio is None:
-        raise RequestError(
-            "a plan needs --alpha and --cost-ratio: the share of drafts that are accepted, and the "
-            "time of a draft step over that of a target step"
-        )
-    cost = None if supposed.verify_cost is None else read_verify_cost(supposed.verify_cost)
-    return plan_speculation(supposed.alpha, supposed.cost_ratio, cost, supposed.gamma_max)
+    given = None if supposed.verify_cost is None else read_costs(supposed.verify_cost)
+    alpha, ratio = supposed.alpha, supposed.cost_ratio
+    if given is not None:
+        alpha = given.alpha if alpha is None else alpha
+        ratio = given.cost_ratio if ratio is None else ratio
+    if alpha is None or ratio is None:
+        raise RequestError(_missing(given))
+    if given is None:
+        return plan_speculation(alpha, ratio, None, supposed.gamma_max)
+    warning = why_elsewhere(given)
+    if warning is not None:
+        complain(f"warning: {warning}")
+    used = where(given, alpha=supposed.alpha is None, cost_ratio=supposed.cost_ratio is None)
+    return plan_speculation(alpha, ratio, given.verify_cost, supposed.gamma_max, used)
+
+
+def _missing(given: GivenCosts | None) -> str:
+    if given is not None and given.device is not None:
+        return "no draft was tested when the profile was measured: give --alpha"
+    return (
+        "a plan needs --alpha and --cost-ratio: the share of drafts that are accepted, and the "
+        "time of a draft step over that of a target step; or --verify-cost with the profile.json "
+        "of a calibration, which has both"
+    )
 
 
 def write_report(path: Path, html: str, height: int) -> None:

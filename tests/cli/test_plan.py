@@ -8,6 +8,9 @@ import sys
 
 import pytest
 
+from spec_export.calibration.profile import write_profile
+from tests.calibration.test_profile import FAST, altered, profile_of
+
 
 def test_plan_prints_a_verdict_a_table_and_a_chart(cli):
     called = cli("plan", "--alpha", 0.8, "--cost-ratio", 0.1)
@@ -75,6 +78,66 @@ def test_plan_loads_no_model_and_no_engine_library():
     assert "spec_export.calibration.plan" in loaded
     unwanted = {"torch", "transformers", "onnx", "onnx_ir", "onnxruntime", "tokenizers", "scipy"}
     assert not loaded & unwanted
+
+
+# --- out of a profile -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def profile(tmp_path):
+    file = tmp_path / "profile.json"
+    write_profile(file, profile_of(FAST))
+    return file
+
+
+def test_plan_takes_acceptance_and_costs_of_a_profile(cli, profile):
+    """Nothing else has to be given; what is given goes first."""
+    called = cli("plan", "--verify-cost", profile)
+    assert called.code == 0
+    said = " ".join(called.out.split())
+    assert said.startswith("gamma 4: 2.6")
+    assert "alpha, the cost of a draft step: as measured on A processor" in said
+    found = json.loads(cli("plan", "--verify-cost", profile, "--json").out)
+    assert found["alpha"] == pytest.approx(0.8, abs=0.03)
+    assert found["cost_ratio"] == pytest.approx(0.05) and len(found["by_gamma"]) == 5
+    given = ("--alpha", 0.1, "--cost-ratio", 0.3)
+    found = json.loads(cli("plan", "--verify-cost", profile, *given, "--json").out)
+    assert (found["alpha"], found["cost_ratio"], found["gamma"]) == (0.1, 0.3, 0)
+    assert found["sources"][0].startswith("times of target passes: as measured on A processor")
+
+
+def test_plan_warns_of_a_profile_of_another_device_and_plans_for_it(cli, profile):
+    called = cli("plan", "--verify-cost", profile, "--json")
+    assert called.code == 0
+    (warning,) = called.err.splitlines()
+    assert warning.startswith("warning: the profile was measured on A processor with onnxruntime")
+    assert "the plan is for where it was measured" in warning
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "word"),
+    [
+        (["schema"], 3, "schema version 3"),
+        (["times", "target", 0, "ms", "median"], -1.0, "a time is -1.0 ms"),
+        (["times", "target", 0, "ms"], {"median": 0, "low": 0, "high": 0, "count": 1}, "no time"),
+        (["acceptance", "alpha", "value"], 1.5, "an acceptance is 1.5"),
+        (["forecasts"], [], "forecasts are not"),
+        (["acceptance", "alpha"], None, "give --alpha"),
+    ],
+)
+def test_plan_refuses_a_profile_whose_numbers_mean_nothing(cli, tmp_path, path, value, word):
+    file = tmp_path / "profile.json"
+    file.write_text(altered(path, value))
+    assert word in cli("plan", "--verify-cost", file).refused()
+
+
+def test_plan_refuses_a_profile_that_is_too_large_and_gammas_it_does_not_reach(
+    cli, tmp_path, profile
+):
+    assert "gamma_max=5" in cli("plan", "--verify-cost", profile, "--gamma-max", 5).refused()
+    large = tmp_path / "large.json"
+    large.write_bytes(b" " * (1 << 20) + profile.read_bytes())
+    assert "at most 1048576 are read" in cli("plan", "--verify-cost", large).refused()
 
 
 # --- memory ---------------------------------------------------------------------------------------
