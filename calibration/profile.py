@@ -248,6 +248,9 @@ def _check(profile: Profile, origin: str) -> None:
     for times in _all_times(profile.times):
         if not 0 <= times.low <= times.median <= times.high or times.count < 1:
             _refuse(f"a time is {times.median} ms in {times.low} to {times.high}", origin)
+    whole = [found.ms for found in (*profile.times.target, *profile.times.rounds)]
+    if any(times.median <= 0 for times in (profile.times.plain, *whole)):
+        _refuse("a pass took no time", origin)
 
 
 def _all_times(times: PartTimes) -> list[Times]:
