@@ -88,11 +88,13 @@ def _encode(opened: OpenedBundle, prompt: Prompt) -> list[int]:
 
 
 def _read(path: Path) -> str:
+    """The text of a file or a pipe; no more is read than is allowed, however long it goes on."""
     try:
-        size = path.stat().st_size
-        if size > _LARGEST_BYTES:
-            raise RequestError(f"{path} has {size} bytes; at most {_LARGEST_BYTES} are read")
-        return path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            found = file.read(_LARGEST_BYTES + 1)
+        if len(found) > _LARGEST_BYTES:
+            raise RequestError(f"{path} has more than the {_LARGEST_BYTES} bytes that are read")
+        return found.decode("utf-8")
     except UnicodeDecodeError as error:
         raise RequestError(
             f"{path} is not UTF-8: byte {error.start} is 0x{error.object[error.start]:02x}; save "

@@ -12,6 +12,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,17 +102,21 @@ def read_verify_cost(path: Path) -> MeasuredVerifyCost:
 
 
 def check_size(path: Path) -> None:
-    """Refuse a file that is too large to be one of times.
+    """Refuse a file that is too large to be one of times, or is no plain one.
 
     Raises:
         IntegrityError: it is, or it is missing.
     """
     try:
-        found = path.stat().st_size
+        status = path.stat()
     except OSError as error:
         raise IntegrityError(f"{path} cannot be read: {error.strerror or error}") from error
-    if found > _LARGEST_BYTES:
-        raise IntegrityError(f"{path} has {found} bytes; at most {_LARGEST_BYTES} are read")
+    if not stat.S_ISREG(status.st_mode):
+        raise IntegrityError(f"{path} is not a plain file")
+    if status.st_size > _LARGEST_BYTES:
+        raise IntegrityError(
+            f"{path} has {status.st_size} bytes; at most {_LARGEST_BYTES} are read"
+        )
 
 
 def _check(rows: tuple[int, ...], times: tuple[float, ...]) -> None:

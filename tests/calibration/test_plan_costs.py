@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -163,7 +164,7 @@ def test_a_file_that_is_neither_is_refused(tmp_path, content):
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path):
-    for path in (tmp_path / "none.json", tmp_path):
+    for path in (tmp_path / "none.json", tmp_path, Path("/dev/zero")):
         with pytest.raises(BundleError):
             read_costs(path)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -69,6 +70,12 @@ def test_a_file_that_is_not_there_is_refused(tmp_path):
     for path in (tmp_path / "none.txt", tmp_path):
         with pytest.raises(RequestError, match="cannot be read"):
             read_prompts(path)
+
+
+def test_a_file_without_an_end_is_refused():
+    """It would fill the memory of the machine."""
+    with pytest.raises(RequestError, match="more than the 16777216 bytes"):
+        read_prompts(Path("/dev/zero"))
 
 
 def test_a_prompt_longer_than_the_context_is_refused(open_once, tiny_bundle):

@@ -53,7 +53,9 @@ def test_calibrate_as_json_and_quietly(cli, tiny_bundle, tmp_path, prompts):
     ("content", "word"),
     [
         (b"", "has no prompts"),
+        (b" \n\t\n", "has no prompts"),
         (b"\xff\xfe", "not UTF-8"),
+        ("In the beginning\n".encode("utf-16"), "not UTF-8: byte 0 is 0xff"),
         (b"word " * 500 + b"\nshort\n", "leaves room for"),
         (b"only one\n", "at least 2"),
     ],
@@ -67,12 +69,29 @@ def test_calibrate_refuses_prompts_it_cannot_use(cli, tiny_bundle, prompts, cont
     ("arguments", "word"),
     [
         (("--tokens", 2), "--tokens 2"),
+        (("--tokens", 0), "--tokens 0"),
+        (("--tokens", -5), "--tokens -5"),
+        (("--tokens", 128), "--tokens 128: 8 to 127"),
+        (("--tokens", 10**30), "8 to 127"),
         (("--temperature", -1), "temperature"),
+        (("--temperature", "nan"), "temperature=nan"),
+        (("--temperature", "inf"), "temperature=inf"),
+        (("--temperature", 0.5, "--seed", -1), "seed=-1"),
+        (("--prompts", "/dev/zero"), "more than the 16777216 bytes"),
         (("--prompts", "nowhere.txt"), "cannot be read"),
     ],
 )
 def test_calibrate_refuses_numbers_that_mean_nothing(cli, tiny_bundle, arguments, word):
     assert word in cli("calibrate", tiny_bundle, *arguments).refused()
+
+
+@pytest.mark.parametrize("option", ["--tokens", "--temperature", "--seed", "--threads"])
+@pytest.mark.parametrize("text", ["much", "", "1,5", "0x10"])
+def test_calibrate_takes_numbers_only(cli, tiny_bundle, option, text):
+    """What is no number is a mistake of usage: told with the option's name, exit code 2."""
+    called = cli("calibrate", tiny_bundle, option, text)
+    assert (called.code, called.out) == (2, "")
+    assert f"Invalid value for '{option}'" in called.err
 
 
 def test_calibrate_refuses_a_bundle_without_drafts_and_what_is_no_bundle(

@@ -44,13 +44,30 @@ def test_plan_as_json_and_as_a_page(cli, tmp_path):
         (("--alpha", "0.5"), "--cost-ratio"),
         (("--alpha", "1.5", "--cost-ratio", "0.1"), "alpha is 1.5"),
         (("--alpha", "nan", "--cost-ratio", "0.1"), "alpha is nan"),
+        (("--alpha", "-inf", "--cost-ratio", "0.1"), "alpha is -inf"),
+        (("--alpha", "-1e-9", "--cost-ratio", "0.1"), "alpha is -1e-09"),
         (("--alpha", "0.5", "--cost-ratio", "-1"), "cost_ratio is -1"),
+        (("--alpha", "0.5", "--cost-ratio", "nan"), "cost_ratio is nan"),
+        (("--alpha", "0.5", "--cost-ratio", "inf"), "cost_ratio is inf"),
+        (("--alpha", "0.5", "--cost-ratio", "1e7"), "cost_ratio is 10000000.0"),
         (("--alpha", "0.5", "--cost-ratio", "0.1", "--gamma-max", "0"), "gamma_max is 0"),
+        (("--alpha", "0.5", "--cost-ratio", "0.1", "--gamma-max", "-3"), "gamma_max is -3"),
+        (("--alpha", "0.5", "--cost-ratio", "0.1", "--gamma-max", "257"), "expected 1 to 256"),
+        (("--alpha", "0.5", "--cost-ratio", "0.1", "--gamma-max", "9" * 40), "expected 1 to 256"),
         (("--alpha", "0.5", "--cost-ratio", "0.1", "--verify-cost", "nowhere"), "nowhere"),
     ],
 )
 def test_plan_refuses_what_means_nothing(cli, arguments, word):
     assert word in cli("plan", *arguments).refused()
+
+
+@pytest.mark.parametrize("option", ["--alpha", "--cost-ratio", "--gamma-max"])
+@pytest.mark.parametrize("text", ["much", "", "1,5", "0x10"])
+def test_plan_takes_numbers_only(cli, option, text):
+    """What is no number is a mistake of usage: told with the option's name, exit code 2."""
+    called = cli("plan", option, text)
+    assert (called.code, called.out) == (2, "")
+    assert f"Invalid value for '{option}'" in called.err
 
 
 def test_plan_refuses_a_picture_where_nothing_can_draw_it(cli, tmp_path, monkeypatch):
