@@ -16,9 +16,9 @@ from pathlib import Path
 
 from spec_export.calibration.evidence import TextEvidence, TimedRound
 from spec_export.calibration.parts import PartsTimer
-from spec_export.calibration.profile import write_whole
 from spec_export.calibration.prompts import Prompt
 from spec_export.calibration.teacher import Teacher
+from spec_export.engines.atomic import write_whole
 from spec_export.engines.bundle import Progress, no_progress
 from spec_export.engines.errors import BundleError
 from spec_export.engines.manifest import DeviceSpec

@@ -6,9 +6,6 @@ profile of another bundle or another device is recognised and not used.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +14,7 @@ from spec_export.calibration.estimate import Interval
 from spec_export.calibration.evidence import Times
 from spec_export.calibration.forecast import GammaForecast
 from spec_export.calibration.ranges import LARGEST_GAMMA
-from spec_export.engines.atomic import storage_error
+from spec_export.engines.atomic import write_whole
 from spec_export.engines.errors import SchemaError
 from spec_export.engines.manifest import DeviceSpec
 from spec_export.engines.strict import read_json, to_json
@@ -177,23 +174,6 @@ def write_profile(path: Path, profile: Profile) -> None:
         StorageError: it cannot be written.
     """
     write_whole(path, to_json(profile))
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file beside its place and move it there.
-
-    Raises:
-        StorageError: it cannot be written.
-    """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        raise storage_error(error, path) from error
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
 
 
 def why_unusable(profile: Profile, bundle_sha256: str, device: DeviceSpec) -> str | None:

@@ -1,4 +1,4 @@
-"""Write a directory as a whole or not at all.
+"""Write a directory, or a file, as a whole or not at all.
 
 What is being made lies beside its destination under a hidden name and is renamed at the end, so an
 interrupted or failed run leaves no half directory and an existing one as it was.
@@ -71,12 +71,18 @@ def _check_replaceable(destination: Path, marker: str) -> None:
             f"{destination} exists and has no {marker} of spec-export, so it is not ours to "
             "replace; choose another -o or remove it"
         )
-    foreign = sorted(path.name for path in destination.iterdir() if path.name not in _OURS)
+    foreign = sorted(path.name for path in destination.iterdir() if not _is_ours(path.name))
     if foreign:
         raise StorageError(
             f"{destination} would be replaced, but holds {foreign[0]}, which is not ours; move it "
             "away, or choose another -o"
         )
+
+
+def _is_ours(name: str) -> bool:
+    """Whether it is of ours, or what a write that was killed has left beside it."""
+    is_partial = name.startswith(".") and name.endswith(".partial")
+    return name in _OURS or (is_partial and name[1:].rsplit(".", 2)[0] in _OURS)
 
 
 def _is_described(file: Path) -> bool:
@@ -88,6 +94,27 @@ def _is_described(file: Path) -> bool:
     except (ValueError, RecursionError):
         return False
     return isinstance(found, dict) and {"schema", "producer", "models"} <= set(found)
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file beside its place and move it there.
+
+    Args:
+        path: where it ends up; one that is there already stays until the new one is whole.
+        content: of the file; text in UTF-8.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    try:
+        partial.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
+        partial.replace(path)
+    except OSError as error:
+        raise storage_error(error, path) from error
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
 
 
 def storage_error(error: OSError, path: Path) -> StorageError:

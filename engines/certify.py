@@ -7,14 +7,12 @@ and the exactness probe.
 
 from __future__ import annotations
 
-import contextlib
 import datetime
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from spec_export.engines.atomic import storage_error
+from spec_export.engines.atomic import write_whole
 from spec_export.engines.backend import Backend
 from spec_export.engines.build import BuildOptions, pinned_models, read_exported
 from spec_export.engines.bundle import (
@@ -162,15 +160,7 @@ def record(path: Path, certificate: Certificate) -> str:
         raise BundleError(f"{path}: nothing is recorded: {reason}")
     manifest = replace(bundle.manifest, exactness=certificate.probed, device=certificate.device)
     file = path / MANIFEST_FILE
-    partial = path / f".{MANIFEST_FILE}.{os.getpid()}"
-    try:
-        partial.write_text(to_json(manifest), encoding="utf-8")
-        partial.replace(file)
-    except OSError as error:
-        raise storage_error(error, file) from error
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
+    write_whole(file, to_json(manifest))
     return hash_file(file)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spec_export.engines.atomic import storage_error
+from spec_export.engines.atomic import storage_error, write_whole
 from spec_export.engines.errors import BuildError
 from spec_export.engines.trt_api import TensorRt
 from spec_export.engines.trt_quiet import quiet_stderr
@@ -108,14 +108,8 @@ class TimingCache:
         Raises:
             StorageError: it cannot be written.
         """
-        if self._file is None or not self._content:
-            return
-        partial = self._file.with_name(f".{self._file.name}.partial")
-        try:
-            partial.write_bytes(self._content)
-            partial.replace(self._file)
-        except OSError as error:
-            raise storage_error(error, self._file) from error
+        if self._file is not None and self._content:
+            write_whole(self._file, self._content)
 
 
 def check_options(api: TensorRt, options: TrtOptions) -> None:

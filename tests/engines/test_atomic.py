@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from spec_export.engines.atomic import check_replaceable, new_directory
+from spec_export.engines.atomic import check_replaceable, new_directory, write_whole
 from spec_export.engines.build import BuildOptions, build_bundle
 from spec_export.engines.bundle import open_bundle
 from spec_export.engines.errors import BuildError, StorageError
@@ -133,6 +133,35 @@ def test_a_rename_that_fails_puts_the_old_one_back(tmp_path, monkeypatch):
     with pytest.raises(StorageError, match="the cable was pulled"):
         make(tmp_path / "out", "new")
     assert tree(tmp_path) == before
+
+
+def test_a_file_is_written_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
+    """Text and bytes; what was there stays until the new one is whole, and nothing else is left."""
+    file = tmp_path / "profile.json"
+    write_whole(file, "café")
+    assert file.read_bytes() == b"caf\xc3\xa9"
+    write_whole(file, b"\xff")
+    before = tree(tmp_path)
+
+    def full(self, target):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(StorageError, match="the disk is full"):
+        write_whole(file, "new")
+    assert tree(tmp_path) == before
+    with pytest.raises(StorageError, match="could not be written"):
+        write_whole(tmp_path / "no" / "profile.json", "new")
+
+
+@pytest.mark.parametrize("name", ["profile.json", "profile.json.partial", "manifest.json"])
+def test_what_a_killed_write_left_is_ours_to_replace(tmp_path, name):
+    make(tmp_path / "out", "old")
+    (tmp_path / "out" / f".{name}.0123abcd.partial").write_text("half")
+    make(tmp_path / "out", "new")
+    (tmp_path / "out" / ".theirs.0123abcd.partial").write_text("half")
+    with pytest.raises(StorageError, match="is not ours"):
+        make(tmp_path / "out", "newer")
 
 
 # --- a build and an export -----------------------------------------------------------------------
