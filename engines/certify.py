@@ -206,10 +206,11 @@ def _compare(
     if exported is None:
         return {}
     described = _exported_models(bundle, exported, progress)
-    weights = {engine.weights for engine in manifest.engines.values()}
-    from spec_export.engines.prepare import comparable
+    from spec_export.engines.quantize import requantized
 
-    with comparable(exported, next(iter(weights), None)) as reference:
+    specs = manifest.models.items()
+    wanted = {name: spec.quantization for name, spec in specs if spec.quantization is not None}
+    with requantized(exported, wanted) as reference:
         return _compare_with(bundle, backend, reference, described, judges, progress)
 
 

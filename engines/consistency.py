@@ -14,6 +14,7 @@ from spec_export.engines.graphs import (
     DRAFT_ROLES,
     TARGET_ROLES,
     Dim,
+    ElementType,
     GraphsSpec,
     ModelSpec,
     RoleSpec,
@@ -115,7 +116,7 @@ def _check_model(spec: ModelSpec, roles: tuple[RoleSpec, ...], capacity: Dim, or
         _within("size", size, 1, _LARGEST_HEADS, place)
         _equal("dims", state.dims, (1, heads, capacity, size), place)
         _equal("kind", (state.kind, state.length_axis, state.aliased), ("self", 2, True), place)
-        _equal("dtype", state.dtype, spec.dtype, place)
+        _equal("dtype", state.dtype, _cache_type(spec), place)
         if state.window is not None:
             _within("window", state.window, 1, _LARGEST_DIM, place)
     past = [TensorSpec(s.input, s.dtype, s.dims) for s in spec.states]
@@ -126,6 +127,11 @@ def _check_model(spec: ModelSpec, roles: tuple[RoleSpec, ...], capacity: Dim, or
     made = [tensor for tensor in spec.outputs if tensor.name not in taps]
     _equal("outputs", made, [logits, *present], origin)
     _equal("names", len({t.name for t in (*past, *present)}), 2 * len(spec.states), origin)
+
+
+def _cache_type(spec: ModelSpec) -> ElementType:
+    kv = None if spec.quantization is None else spec.quantization.kv
+    return kv or spec.dtype
 
 
 def _within(what: str, found: Any, low: int, high: int, origin: str) -> None:

@@ -16,7 +16,7 @@ GRAPHS_FILE = "graphs.json"
 
 Dim = int | str
 Mask = Literal["chain", "tree"]
-ElementType = Literal["float32", "float16", "bfloat16", "int64", "int32", "uint8", "bool"]
+ElementType = Literal["float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool"]
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,51 @@ class TapSpec:
     layer: int
 
 
+WeightFormat = Literal["int8", "int4", "fp8", "nvfp4"]
+FP4_BLOCK = 16  # numbers of E2M1 that share a scale
+Activations = Literal["int8", "fp8", "int8 by row"]
+BY_ROW: Activations = "int8 by row"
+Quantizer = Literal["rtn", "k-quant", "hqq", "gptq", "awq"]
+
+
+@dataclass(frozen=True)
+class QuantizationSpec:
+    """How a model was made of fewer bits than it was exported with.
+
+    Attributes:
+        weights: of the matrices inside the layers; None: as exported.
+        quantizer: how they were rounded.
+        block: rows of a column that share a scale; 0: all of them. Where they do not divide a
+            matrix, those of more than 64 are halved.
+        zeros: each block has a zero point.
+        head: of the matrix that makes the logits; None: as exported.
+        kv: of the caches; None: as exported.
+        activations: of what matrices inside the layers are multiplied by: with a scale fixed by
+            texts, or `int8 by row`, with scales of each row as the kernel takes them; None: as
+            exported.
+    """
+
+    weights: WeightFormat | None = None
+    quantizer: Quantizer = "rtn"
+    block: int = 0
+    zeros: bool = False
+    head: Literal["int8", "int4"] | None = None
+    kv: Literal["int8"] | None = None
+    activations: Activations | None = None
+
+    def describe(self) -> str:
+        """Such as `weights int4 (gptq, blocks of 32), head int8, caches int8`."""
+        block = FP4_BLOCK if self.weights == "nvfp4" else self.block
+        scales = f"blocks of {block}" if block else "a scale a column"
+        parts = [
+            self.weights and f"weights {self.weights} ({self.quantizer}, {scales})",
+            self.head and f"head {self.head}",
+            self.activations and f"activations {self.activations}",
+            self.kv and f"caches {self.kv}",
+        ]
+        return ", ".join(part for part in parts if part) or "as exported"
+
+
 @dataclass(frozen=True)
 class ModelSpec:
     """A target or a draft.
@@ -85,6 +130,7 @@ class ModelSpec:
         taps: hidden states among the outputs.
         roles: how the graph is used.
         parameters_bytes: size of the weights.
+        quantization: what was made smaller after the export; None: nothing.
     """
 
     file: str
@@ -99,6 +145,7 @@ class ModelSpec:
     taps: tuple[TapSpec, ...]
     roles: tuple[RoleSpec, ...]
     parameters_bytes: int
+    quantization: QuantizationSpec | None = None
 
     def role(self, name: str) -> RoleSpec:
         """The role called `name`."""

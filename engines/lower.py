@@ -21,6 +21,7 @@ from spec_export.engines.graphs import ModelSpec
 CONTRIB = "com.microsoft"
 _HEADS_BEHIND_ROWS = [0, 2, 1, 3]
 _OLDEST_OPSET, _OLDEST_IR = 23, 11
+_SCALES_AT = 12  # of the operator's inputs
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,23 @@ class _Lengths:
 
     last: ir.Value  # [1] int32: kv_len + T - 1
     total: ir.Value  # [1] int32: kv_len + T
+
+
+@dataclass(frozen=True)
+class _Write:
+    """How a layer writes a cache.
+
+    Attributes:
+        past: the cache.
+        present: the same memory after it.
+        rows: what is written.
+        scale: of each channel of a cache of 8 bits; None: the cache has the type of the rows.
+    """
+
+    past: ir.Value
+    present: ir.Value
+    rows: ir.Value
+    scale: np.ndarray | None
 
 
 def lower_attention(model: ir.Model, spec: ModelSpec, capacity: int | None = None) -> int:
@@ -51,8 +69,8 @@ def lower_attention(model: ir.Model, spec: ModelSpec, capacity: int | None = Non
         if lengths is None:
             lengths = _add_lengths(graph) if capacity is None else _stay(graph, capacity)
         key, value = writes
-        assert key.outputs[0].name is not None
-        _replace(graph, node, key, value, lengths, windows[key.outputs[0].name])
+        assert key.present.name is not None
+        _replace(graph, node, key, value, lengths, windows[key.present.name])
         lowered += 1
     if lowered:
         model.opset_imports[CONTRIB] = 1
@@ -104,11 +122,37 @@ def _number(node: ir.Node, name: str) -> float:
     return 0.0 if attribute is None else float(attribute.value)
 
 
-def _cache_writes(attention: ir.Node) -> tuple[ir.Node, ir.Node] | None:
-    """The `TensorScatter`s behind key and value."""
-    found = [value.producer() if value is not None else None for value in attention.inputs[1:3]]
-    nodes = [node for node in found if node is not None and node.op_type == "TensorScatter"]
-    return (nodes[0], nodes[1]) if len(nodes) == 2 else None
+def _cache_writes(attention: ir.Node) -> tuple[_Write, _Write] | None:
+    """What is behind key and value; None where it is not what the export and `caches` make."""
+    key, value = (_cache_write(read) for read in attention.inputs[1:3])
+    if key is None or value is None or (key.scale is None) != (value.scale is None):
+        return None
+    return key, value
+
+
+def _cache_write(read: ir.Value | None) -> _Write | None:
+    node = None if read is None else read.producer()
+    if node is None:
+        return None
+    if node.op_type == "TensorScatter":
+        past, rows = node.inputs[:2]
+        assert past is not None and rows is not None
+        return _Write(past, node.outputs[0], rows, None)
+    factor = node.inputs[1] if node.op_type == "Mul" else None
+    write = _producer(_producer(node, "DequantizeLinear"), "TensorScatter")
+    scaled = _producer(_producer(write, "QuantizeLinear", 1), "Mul")
+    if write is None or scaled is None or factor is None or factor.const_value is None:
+        return None
+    past, rows = write.inputs[0], scaled.inputs[0]
+    assert past is not None and rows is not None
+    return _Write(past, write.outputs[0], rows, factor.const_value.numpy().reshape(-1))
+
+
+def _producer(node: ir.Node | None, kind: str, index: int = 0) -> ir.Node | None:
+    """The node that makes an input, where it is of a kind."""
+    value = None if node is None else node.inputs[index]
+    found = None if value is None else value.producer()
+    return found if found is not None and found.op_type == kind else None
 
 
 def _add_lengths(graph: ir.Graph) -> _Lengths:
@@ -151,27 +195,35 @@ def _initializer(graph: ir.Graph, name: str, content: np.ndarray) -> ir.Value:
 def _replace(
     graph: ir.Graph,
     attention: ir.Node,
-    key: ir.Node,
-    value: ir.Node,
+    key: _Write,
+    value: _Write,
     lengths: _Lengths,
     window: int | None,
 ) -> None:
-    query, past_key, past_value = attention.inputs[0], key.inputs[0], value.inputs[0]
-    assert query is not None and past_key is not None and past_value is not None
-    assert query.shape is not None and past_key.shape is not None
+    query, past_key, past_value = attention.inputs[0], key.past, value.past
+    assert query is not None and query.shape is not None and past_key.shape is not None
     heads, kv_heads = static_dim(query, 1), static_dim(past_key, 1)
-    rows = [_flat(graph, attention, v) for v in (query, key.inputs[1], value.inputs[1])]
-    attributes = {
+    rows = [_flat(graph, attention, v) for v in (query, key.rows, value.rows)]
+    attributes: dict[str, float | int | str] = {
         "num_heads": heads,
         "kv_num_heads": kv_heads,
         "scale": _number(attention, "scale"),
         "local_window_size": -1 if window is None else window,
         "do_rotary": 0,
     }
-    inputs = [*rows, past_key, past_value, lengths.last, lengths.total]
+    inputs: list[ir.Value | None] = [*rows, past_key, past_value, lengths.last, lengths.total]
+    if key.scale is not None and value.scale is not None:
+        by_channel = {"k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL"}
+        attributes |= by_channel | {"kv_cache_bit_width": 8}
+        scales = [
+            _initializer(graph, f"lowered.{past.name}.scale", scale)
+            for past, scale in ((past_key, key.scale), (past_value, value.scale))
+        ]
+        inputs += [None] * (_SCALES_AT - len(inputs))
+        inputs += scales
     fused = ir.node("GroupQueryAttention", inputs, attributes, domain=CONTRIB, num_outputs=3)
     graph.insert_before(attention, fused)
-    for old, new in ((key.outputs[0], fused.outputs[1]), (value.outputs[0], fused.outputs[2])):
+    for old, new in ((key.present, fused.outputs[1]), (value.present, fused.outputs[2])):
         new.name, old.name = old.name, f"{old.name}.unlowered"
         new.shape, new.type = old.shape, old.type
         for position, output in enumerate(graph.outputs):

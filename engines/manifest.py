@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from spec_export.engines.graphs import FileSpec, ModelSpec, ParitySpec, SamplingSpec, TextSpec
+from spec_export.engines.graphs import (
+    FileSpec,
+    ModelSpec,
+    ParitySpec,
+    SamplingSpec,
+    TextSpec,
+    WeightFormat,
+)
 
 MANIFEST_SCHEMA = 1
 MANIFEST_FILE = "manifest.json"
@@ -79,7 +86,7 @@ class EngineSpec:
     """
 
     precision: str
-    weights: Literal["int8", "int4", "fp8"] | None
+    weights: WeightFormat | None
     profiles: dict[str, int]
     attentions: int
     cache_updates: int

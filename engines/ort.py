@@ -29,13 +29,15 @@ from spec_export.engines.binding import (
 )
 from spec_export.engines.errors import EngineError, RequestError
 from spec_export.engines.extras import require
-from spec_export.engines.graphs import ModelSpec, SamplingSpec, TensorSpec
+from spec_export.engines.graphs import BY_ROW, ModelSpec, SamplingSpec, TensorSpec
 from spec_export.engines.host import HostDevice
 from spec_export.engines.manifest import DeviceSpec
 from spec_export.engines.processor import processor_name
 
 HOST = native.OrtDevice(native.OrtDevice.cpu(), native.OrtDevice.default_memory(), 0)
 _QUIET = 3
+_ACCURACY = "session.qdq_matmulnbits_accuracy_level"
+_IN_FLOAT, _IN_INT8 = "1", "4"
 _MOST_THREADS = 64  # allowed on any machine: for checks of a bundle that was built on a larger one
 
 
@@ -121,8 +123,10 @@ class OrtBackend:
         import onnx_ir as ir
 
         from spec_export.engines import lower
+        from spec_export.engines.activations import check_rounding
 
         model = ir.load(graph)
+        check_rounding(model.graph)
         lower.pin_dimensions(model, {"C": capacity})
         layers = self._lower_attention(model, spec, capacity)
         lower.remove_unused_inputs(model, frozenset({"input_ids", "kv_len"}))
@@ -148,8 +152,15 @@ class OrtBackend:
         out.write_bytes(lower.lower_sampling(graph, pins).SerializeToString())
 
     def open_model(self, file: Path, spec: ModelSpec) -> OrtEngine:
-        """Open a session for every role of a model."""
-        return OrtEngine(open_session(file, ort.SessionOptions(), self.threads), spec)
+        """Open a session for every role of a model.
+
+        Products by weights of few bits are done in 8 bits, each row with scales of its own, where
+        the model was made so, and else in float32.
+        """
+        options = ort.SessionOptions()
+        by_row = spec.quantization is not None and spec.quantization.activations == BY_ROW
+        options.add_session_config_entry(_ACCURACY, _IN_INT8 if by_row else _IN_FLOAT)
+        return OrtEngine(open_session(file, options, self.threads), spec)
 
     def open_mapped(self, file: Path, spec: ModelSpec) -> OrtEngine:
         """Open a model that reads its weights where they lie on disk: slow, and next to no memory.
@@ -181,12 +192,12 @@ class OrtBackend:
 
 
 def open_session(
-    file: Path,
+    graph: Path | bytes,
     options: ort.SessionOptions,
     threads: int,
     providers: Sequence[str | tuple[str, dict[str, str]]] = ("CPUExecutionProvider",),
 ) -> ort.InferenceSession:
-    """Open a graph.
+    """Open a graph, from its file or as it is serialized.
 
     Raises:
         EngineError: the library refuses it.
@@ -196,9 +207,11 @@ def open_session(
     options.add_session_config_entry("session.force_spinning_stop", "1")
     options.log_severity_level = _QUIET
     try:
-        return ort.InferenceSession(str(file), options, providers=list(providers))
+        source = graph if isinstance(graph, bytes) else str(graph)
+        return ort.InferenceSession(source, options, providers=list(providers))
     except Exception as error:
-        raise EngineError(f"onnxruntime {ort.__version__} cannot open {file}: {error}") from error
+        named = "a graph" if isinstance(graph, bytes) else graph
+        raise EngineError(f"onnxruntime {ort.__version__} cannot open {named}: {error}") from error
 
 
 def _copy_or_link(source: Path, target: Path, link: bool) -> None:

@@ -46,6 +46,7 @@ _WIDE_OPERATORS = frozenset(
         "CumSum",
     ]
 )
+_SCALED = frozenset({"DequantizeLinear", "QuantizeLinear"})
 Kind = Literal["half", "single", "either"]
 
 
@@ -200,7 +201,12 @@ def _cast_blocks(
 
 
 def _is_matrix(value: ir.Value) -> bool:
-    """Whether an initializer is a weight, and not a scale, a bias, a frequency or a constant."""
+    """Whether an initializer is a weight, and not a scale, a bias, a frequency or a constant.
+
+    The scales of a weight of few bits are a part of it.
+    """
+    if any(node.op_type in _SCALED and node.inputs[1] is value for node in value.consumers()):
+        return True
     shape = () if value.shape is None else value.shape.numpy()
     return sum(dim > 1 for dim in shape) > 1
 

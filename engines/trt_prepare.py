@@ -17,7 +17,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from spec_export.engines.errors import BuildError
-from spec_export.engines.weight_blocks import WeightFormat
+from spec_export.engines.graphs import FP4_BLOCK, WeightFormat
 
 LONGEST_TOP_K = 3840
 _OPSET = 24
@@ -31,6 +31,7 @@ _WEIGHTS: dict[int, WeightFormat] = {
     TensorProto.INT8: "int8",
     TensorProto.INT4: "int4",
     TensorProto.FLOAT8E4M3FN: "fp8",
+    TensorProto.FLOAT4E2M1: "nvfp4",
 }
 
 
@@ -101,7 +102,7 @@ def _dims(value: onnx.ValueInfoProto | None) -> list[int]:
 def weight_format(model: onnx.ModelProto) -> WeightFormat | None:
     """Format of the quantized weights; None where there are none."""
     types = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
-    read = {n.input[0] for n in model.graph.node if n.op_type == "DequantizeLinear"}
+    read = {node.input[0] for node in _matrices(model)}
     found = {_WEIGHTS[types[name]] for name in read if types.get(name) in _WEIGHTS}
     if len(found) > 1:
         raise BuildError(f"the weights have several formats: {', '.join(sorted(found))}")
@@ -112,10 +113,22 @@ def weight_blocks(model: onnx.ModelProto) -> tuple[int, ...]:
     """Rows that share a scale in the quantized weights, each number once; 0: a whole column."""
     sizes = {
         next((a.i for a in node.attribute if a.name == "block_size"), 0)
-        for node in model.graph.node
-        if node.op_type == "DequantizeLinear"
+        for node in _matrices(model)
     }
     return tuple(sorted(sizes))
+
+
+def _matrices(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    """What reads a matrix of few bits; not what reads its scales, or an activation."""
+    weights = {tensor.name for tensor in model.graph.initializer}
+    factors = {node.input[1] for node in model.graph.node if node.op_type == "MatMul"}
+    return [
+        node
+        for node in model.graph.node
+        if node.op_type == "DequantizeLinear"
+        and node.input[0] in weights
+        and node.output[0] in factors
+    ]
 
 
 def attention_model(shape: AttentionShape, rows: int, capacity: int, dtype: str) -> bytes:
@@ -149,6 +162,8 @@ def attention_model(shape: AttentionShape, rows: int, capacity: int, dtype: str)
 def product_model(dtype: str, weights: str, block: int) -> bytes:
     """One product with a quantized matrix, a scale for each `block` rows; 0: for a column."""
     kind = _TYPES[dtype]
+    if weights == "nvfp4":
+        return _fp4_product_model(kind)
     stored = next(key for key, name in _WEIGHTS.items() if name == weights)
     bits = np.zeros(_SIDE * _SIDE // (2 if weights == "int4" else 1), np.uint8).tobytes()
     matrix = helper.make_tensor("matrix", stored, [_SIDE, _SIDE], bits, raw=True)
@@ -163,6 +178,29 @@ def product_model(dtype: str, weights: str, block: int) -> bytes:
         helper.make_tensor_value_info(name, kind, [1, 2, _SIDE]) for name in ("row", "result")
     )
     return _model(nodes, [row], [result], [matrix, scale])
+
+
+def _fp4_product_model(kind: int) -> bytes:
+    """The same with a matrix of E2M1: the scales of its blocks are E4M3, with one scale for all."""
+    small = TensorProto.FLOAT8E4M3FN
+    side, blocks = _SIDE, _SIDE // FP4_BLOCK
+    matrix = helper.make_tensor(
+        "matrix", TensorProto.FLOAT4E2M1, [side, side], bytes(side * side // 2), raw=True
+    )
+    ones = np.full(blocks * side, 0x38, np.uint8).tobytes()  # 1 as E4M3
+    scales = helper.make_tensor("scales", small, [blocks, side], ones, raw=True)
+    whole = helper.make_tensor("whole", kind, [], [1.0])
+    nodes = [
+        helper.make_node("DequantizeLinear", ["scales", "whole"], ["read_scales"]),
+        helper.make_node(
+            "DequantizeLinear", ["matrix", "read_scales"], ["read"], axis=0, block_size=FP4_BLOCK
+        ),
+        helper.make_node("MatMul", ["row", "read"], ["result"]),
+    ]
+    row, result = (
+        helper.make_tensor_value_info(name, kind, [1, 2, side]) for name in ("row", "result")
+    )
+    return _model(nodes, [row], [result], [matrix, scales, whole])
 
 
 def _model(

@@ -1,196 +1,200 @@
 """Weights of 8 or 4 bits, read back by a standard `DequantizeLinear` in front of their `MatMul`.
 
-Symmetric, rounded to nearest: a block's largest magnitude maps to the largest number of the format.
-`int8` and `fp8` (E4M3) have a scale for each column, `int4` one for each block of 128 rows of a
-column (axis 0, what a sum runs over), or of 64 where 128 do not divide them: what both TensorRT
-libraries and onnxruntime take. Only the matrices inside the layers are quantized. The
-embedding is looked up, not multiplied, and the head decides between near-equal tokens.
+onnxruntime fuses the pair into one operator when it opens the graph, TensorRT reads it as weights
+of few bits. A block of rows of a column (axis 0, what a sum runs over) shares a scale. The matrices
+inside the layers are quantized, and the head where it is asked for: the embedding is looked up, not
+multiplied.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
+from spec_export.engines import awq
 from spec_export.engines.errors import BuildError
-from spec_export.engines.weight_files import Pending, row_blocks
+from spec_export.engines.graphs import FP4_BLOCK, QuantizationSpec, Quantizer, WeightFormat
+from spec_export.engines.products import Product, add_initializer, products
+from spec_export.engines.rounding import NEED_SAMPLES, Grid, Rounded, round_matrix
+from spec_export.engines.weight_files import Pending
+from spec_export.engines.weight_formats import fp8, nvfp4, whole_numbers
 
-WeightFormat = Literal["int8", "int4", "fp8"]
+_BITS: dict[str, int] = {"int8": 8, "int4": 4}
+_SMALLEST_HALVED = 64
 
-
-@dataclass(frozen=True)
-class _Format:
-    """Numbers of a format.
-
-    Attributes:
-        dtype: of the numbers.
-        largest: of their magnitudes that is used.
-        blocks: rows that may share a scale, the best first; empty: all rows of a column do.
-    """
-
-    dtype: ir.DataType
-    largest: float
-    blocks: tuple[int, ...]
-
-
-_FORMATS: dict[str, _Format] = {
-    "int8": _Format(ir.DataType.INT8, 127.0, ()),
-    "int4": _Format(ir.DataType.INT4, 7.0, (128, 64)),
-    "fp8": _Format(ir.DataType.FLOAT8E4M3FN, 448.0, ()),
-}
+Samples = Mapping[str, np.ndarray]
+"""Values that a matrix is multiplied by, `[rows, K]` float32, by the name of the value."""
 
 
 def quantize_weights(
     model: ir.Model,
-    originals: dict[str, ir.TensorProtocol],
-    weights: WeightFormat,
+    originals: Mapping[str, ir.TensorProtocol],
+    wanted: QuantizationSpec,
+    samples: Samples | None = None,
 ) -> dict[str, Pending]:
-    """Quantize every matrix that a `MatMul` of a layer reads, in place.
+    """Quantize every matrix of a float32 graph, in place.
 
     Args:
-        model: the graph, in the type it computes in.
-        originals: float32 values of its initializers.
-        weights: the format.
+        model: the graph.
+        originals: values of its initializers.
+        wanted: format, quantizer and blocks.
+        samples: for quantizers that look at what a matrix is multiplied by.
 
     Returns:
         The weights to write, by initializer.
 
     Raises:
-        BuildError: a matrix does not divide into blocks, or none can be quantized.
+        BuildError: a matrix does not divide into blocks, a sample is missing, or there is none to
+            quantize.
     """
     graph, pending = model.graph, dict[str, Pending]()
-    for node in [node for node in graph if _is_layer_product(graph, node)]:
-        weight = node.inputs[1]
-        assert weight is not None and weight.name is not None
-        tensor, kind = originals[weight.name], _FORMATS[weights]
-        rows, columns = tensor.shape.numpy()
-        block = next((size for size in kind.blocks if rows % size == 0), 0)
-        if kind.blocks and not block:
+    found = products(graph, head=wanted.head is not None)
+    if not found:
+        raise BuildError(f"--weights {wanted.weights}: the graph has no matrix to quantize")
+    work = [_Matrix(graph, product, wanted, originals, samples) for product in found]
+    scales = _input_scales(work) if wanted.quantizer == "awq" else {}
+    for matrix in work:
+        pending |= matrix.quantize(scales.get(matrix.source))
+    inner = [product for product in found if not product.is_head]
+    return pending | awq.divide(graph, inner, scales, originals)
+
+
+class _Matrix:
+    """A matrix to quantize.
+
+    Args:
+        graph: it is in.
+        product: that it is a factor of.
+        wanted: format, quantizer and blocks.
+        originals: values of the graph's initializers.
+        samples: what matrices are multiplied by.
+
+    Raises:
+        BuildError: it does not divide into blocks, or there is no sample and one is needed.
+    """
+
+    def __init__(
+        self,
+        graph: ir.Graph,
+        product: Product,
+        wanted: QuantizationSpec,
+        originals: Mapping[str, ir.TensorProtocol],
+        samples: Samples | None,
+    ) -> None:
+        self._graph, self._product = graph, product
+        self.source = str(product.source.name)
+        self._format = _format_of(product, wanted)
+        self._option = f"--{'head' if product.is_head else 'weights'} {self._format}"
+        block = FP4_BLOCK if self._format == "nvfp4" else _dividing(wanted.block, product)
+        self._check_shape(block)
+        self._is_whole = self._format in _BITS
+        self.grid = Grid(
+            _BITS.get(self._format, 0), block or product.shape[0], wanted.zeros and self._is_whole
+        )
+        self._tensor = originals[str(product.weight.name)]
+        self._quantizer: Quantizer = wanted.quantizer
+        self.inputs: np.ndarray | None = None
+        if self._quantizer in NEED_SAMPLES and product.is_head:
+            self._quantizer = "rtn"
+        elif self._quantizer in NEED_SAMPLES:
+            self.inputs = self._sample(samples)
+
+    @property
+    def is_head(self) -> bool:
+        """Whether its products are the logits."""
+        return self._product.is_head
+
+    def load(self) -> np.ndarray:
+        """The matrix, `[K, N]` float32."""
+        content = self._tensor.numpy()
+        return np.asarray(content.T if self._product.is_transposed else content, np.float32)
+
+    def quantize(self, scales: np.ndarray | None) -> dict[str, Pending]:
+        """Put a `DequantizeLinear` between the weight and the product.
+
+        Args:
+            scales: `[K]`, of its rows; None: 1.
+        """
+        graph, product = self._graph, self._product
+        stem = f"{product.weight.name}{'.head' if self.is_head else ''}"
+        made = self._stored(f"{stem}.{self._format}", scales)
+        values = [add_initializer(graph, name, p.dtype, p.shape) for name, p in made.items()]
+        if self._format == "nvfp4":
+            numbers, small, whole = values
+            values = [numbers, self._dequantized([small, whole], {}, f"{stem}.scales")]
+        elif len(values) == 3:
+            values = [values[0], values[2], values[1]]  # the operator has zero points last
+        is_blocked = self.grid.block != product.shape[0]
+        how = {"axis": 0, "block_size": self.grid.block} if is_blocked else {"axis": 1}
+        product.node.replace_input_with(1, self._dequantized(values, how, f"{stem}.read"))
+        product.drop_weight(graph)
+        return made
+
+    def _stored(self, name: str, scales: np.ndarray | None) -> dict[str, Pending]:
+        def load() -> np.ndarray:
+            return self.load() if scales is None else self.load() * scales[:, None]
+
+        def rounded() -> Rounded:
+            quantizer: Quantizer = "rtn" if self._quantizer == "awq" else self._quantizer
+            return round_matrix(quantizer, load(), self.grid, self.inputs)
+
+        if self._is_whole:
+            return whole_numbers(name, self._product.shape, self.grid, rounded)
+        encode = fp8 if self._format == "fp8" else nvfp4
+        return encode(name, self._product.shape, load)
+
+    def _dequantized(
+        self, inputs: Sequence[ir.Value], how: Mapping[str, int], name: str
+    ) -> ir.Value:
+        node = ir.node("DequantizeLinear", inputs, how)
+        result = node.outputs[0]
+        result.name, result.dtype, result.shape = name, ir.DataType.FLOAT, inputs[0].shape
+        self._graph.insert_before(self._product.node, node)
+        return result
+
+    def _sample(self, samples: Samples | None) -> np.ndarray:
+        if samples is None or self.source not in samples:
             raise BuildError(
-                f"--weights {weights}: {weight.name} has {rows} rows, which blocks of "
-                f"{' or '.join(map(str, kind.blocks))} do not divide; build this model with "
-                "--weights int8, or leave --weights out"
+                f"--quantizer {self._quantizer} goes by what matrices are multiplied by, and there "
+                f"is no sample for {self._product.weight.name}"
             )
-        if weights == "int4" and columns % 2:
-            raise BuildError(f"--weights int4: {weight.name} has an odd number of columns")
-        pending |= _quantize(graph, weight, tensor, kind, block, weights)
-    if not pending:
-        raise BuildError(f"--weights {weights}: the graph has no matrix to quantize")
-    return pending
+        return samples[self.source]
+
+    def _check_shape(self, block: int) -> None:
+        (rows, columns), name = self._product.shape, self._product.weight.name
+        if block and rows % block:
+            raise BuildError(
+                f"{self._option}: {name} has {rows} rows, which blocks of {block} do not divide; "
+                "give another --block, or 0 for a scale a column"
+            )
+        if self._format in ("int4", "nvfp4") and columns % 2:
+            raise BuildError(f"{self._option}: {name} has an odd number of columns")
 
 
-def _is_layer_product(graph: ir.Graph, node: ir.Node) -> bool:
-    """Whether a node multiplies by a weight, and its result is not the logits."""
-    if node.op_type != "MatMul":
-        return False
-    weight, result = node.inputs[1], node.outputs[0]
-    if weight is None or weight.name not in graph.initializers or len(weight.consumers()) != 1:
-        return False
-    names = {result.name, *(out.name for user in result.consumers() for out in user.outputs)}
-    return "logits" not in names
+def _dividing(block: int, product: Product) -> int:
+    """The block, or half of a large one that does not divide the rows."""
+    while block > _SMALLEST_HALVED and product.shape[0] % block:
+        block //= 2
+    return block
 
 
-def _quantize(
-    graph: ir.Graph,
-    weight: ir.Value,
-    tensor: ir.TensorProtocol,
-    kind: _Format,
-    block: int,
-    name: str,
-) -> dict[str, Pending]:
-    """Put a `DequantizeLinear` between a weight and its only reader; block 0: none."""
-    assert weight.dtype is not None
-    scale_type, shape = weight.dtype, tuple(int(dim) for dim in tensor.shape.numpy())
-    scale_shape = (shape[0] // block, shape[1]) if block else shape[1:]
-    made = {
-        f"{weight.name}.{name}": Pending(
-            kind.dtype, shape, lambda: _numbers(tensor, kind, block, scale_type)
-        ),
-        f"{weight.name}.scale": Pending(
-            scale_type, scale_shape, lambda: _scales(tensor, kind, block, scale_type)
-        ),
-    }
-    inputs = []
-    for title, content in made.items():
-        value = ir.Value(name=title, shape=ir.Shape(content.shape))
-        value.dtype = content.dtype
-        graph.initializers[title] = _placeholder(value)
-        inputs.append(value)
-    attributes = {"axis": 0, "block_size": block} if block else {"axis": 1}
-    dequantize = ir.node("DequantizeLinear", inputs, attributes)
-    result = dequantize.outputs[0]
-    result.name, result.dtype, result.shape = f"{weight.name}.read", scale_type, ir.Shape(shape)
-    (reader,) = {use.node for use in weight.uses()}
-    graph.insert_before(reader, dequantize)
-    weight.replace_all_uses_with(result)
-    assert weight.name is not None
-    del graph.initializers[weight.name]
-    return made
+def _format_of(product: Product, wanted: QuantizationSpec) -> WeightFormat:
+    found = wanted.head if product.is_head else wanted.weights
+    assert found is not None
+    return found
 
 
-def _placeholder(value: ir.Value) -> ir.Value:
-    """An initializer must have a value; what it is comes when it is written."""
-    assert value.dtype is not None
-    value.const_value = ir.tensor(np.zeros((), np.int8), name=value.name)
-    return value
-
-
-def _scales(
-    tensor: ir.TensorProtocol, kind: _Format, block: int, scale_type: ir.DataType
-) -> Iterator[np.ndarray]:
-    if not block:
-        yield _column_scales(tensor, kind, scale_type)
-        return
-    for rows in row_blocks(tensor.numpy(), block):
-        yield _block_scales(rows, kind, block, scale_type)
-
-
-def _numbers(
-    tensor: ir.TensorProtocol, kind: _Format, block: int, scale_type: ir.DataType
-) -> Iterator[np.ndarray]:
-    content = tensor.numpy()
-    whole = None if block else _column_scales(tensor, kind, scale_type)
-    for rows in row_blocks(content, block or 1):
-        if whole is not None:
-            scaled = rows / whole.astype(np.float32)
-        else:
-            scale = _block_scales(rows, kind, block, scale_type).astype(np.float32)
-            scaled = rows / np.repeat(scale, block, axis=0)
-        yield _encoded(scaled, kind)
-
-
-def _block_scales(
-    rows: np.ndarray, kind: _Format, block: int, scale_type: ir.DataType
-) -> np.ndarray:
-    """`[K / block, N]`, rounded as they are stored, so that the numbers fit them."""
-    largest = np.abs(rows).reshape(-1, block, rows.shape[1]).max(axis=1).astype(np.float32)
-    return _stored_scale(largest, kind, scale_type)
-
-
-def _column_scales(tensor: ir.TensorProtocol, kind: _Format, scale_type: ir.DataType) -> np.ndarray:
-    largest = [np.abs(rows).max(axis=0) for rows in row_blocks(tensor.numpy())]
-    return _stored_scale(np.max(largest, axis=0).astype(np.float32), kind, scale_type)
-
-
-def _stored_scale(largest: np.ndarray, kind: _Format, scale_type: ir.DataType) -> np.ndarray:
-    stored = (largest / kind.largest).astype(scale_type.numpy())
-    smallest = np.asarray(2.0**-24, scale_type.numpy())  # a block of zeros has a scale as well
-    floored: np.ndarray = np.maximum(stored, smallest)
-    return floored
-
-
-def _encoded(scaled: np.ndarray, kind: _Format) -> np.ndarray:
-    limited = np.clip(scaled, -kind.largest, kind.largest)
-    if kind.dtype == ir.DataType.FLOAT8E4M3FN:
-        small: np.ndarray = limited.astype(kind.dtype.numpy())
-        return small
-    whole: np.ndarray = np.rint(limited).astype(np.int8)
-    if kind.dtype == ir.DataType.INT8:
-        return whole
-    pairs = whole.reshape(-1, 2)
-    packed: np.ndarray = ((pairs[:, 0] & 0xF) | (pairs[:, 1] << 4)).astype(np.int8)
-    return packed
+def _input_scales(work: Sequence[_Matrix]) -> dict[str, np.ndarray]:
+    """Scales of every value that matrices inside the layers are multiplied by, by its name."""
+    readers: dict[str, list[_Matrix]] = {}
+    for matrix in work:
+        if not matrix.is_head:
+            readers.setdefault(matrix.source, []).append(matrix)
+    scales = {}
+    for name, group in readers.items():
+        inputs = group[0].inputs
+        assert inputs is not None
+        scales[name] = awq.input_scales([m.load() for m in group], group[0].grid, inputs)
+    return scales

@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from spec_export.engines.atomic import storage_error
+from spec_export.engines.errors import BuildError
 
 ALIGNMENT = 4096  # a tensor that starts at a page can be mapped
 _BLOCK_BYTES = 16 << 20
@@ -61,6 +62,7 @@ def write_model(model: ir.Model, pending: dict[str, Pending], out: Path) -> int:
         Bytes of all weights.
 
     Raises:
+        BuildError: the weights that are read have several names.
         StorageError: the disk is full or cannot be written.
     """
     data = out.with_name(f"{out.name}.data")
@@ -92,14 +94,25 @@ def write_model(model: ir.Model, pending: dict[str, Pending], out: Path) -> int:
         ir.save(model, out)
     except OSError as error:
         raise storage_error(error, out) from error
+    except ValueError as error:
+        if "hard link" not in str(error):
+            raise
+        raise BuildError(
+            f"the weights beside {out.name} have several names (hard links), which onnx_ir does "
+            "not read; copy the directory, and go on with the copy"
+        ) from error
     return total
 
 
 def _copied(value: ir.Value) -> Pending:
     tensor = value.const_value
     assert tensor is not None, value.name
+    shape = tuple(tensor.shape.numpy())
+    if tensor.dtype.bitwidth < 8:  # an array of these has a byte for each, a file has not
+        packed = np.frombuffer(tensor.tobytes(), np.uint8)
+        return Pending(tensor.dtype, shape, lambda: row_blocks(packed))
     content = tensor.numpy()
-    return Pending(tensor.dtype, tuple(tensor.shape.numpy()), lambda: row_blocks(content))
+    return Pending(tensor.dtype, shape, lambda: row_blocks(content))
 
 
 def _inline(name: str, made: Pending) -> ir.TensorProtocol:

@@ -101,9 +101,14 @@ def to_object(found: Certificate) -> dict[str, Any]:
 def _engine(result: Comparison) -> str:
     agrees = "computes" if result.agrees else "does not compute"
     touched = f", {result.touched} wrote elsewhere" if result.touched else ""
+    as_run = (
+        ""
+        if result.as_run is None
+        else f"; as it runs, in 8 bits row by row, the best is the same in {result.as_run:.2%}"
+    )
     return (
         f"the engine {agrees} its standard graph, within {result.worst_logit:.2g} (allowed "
         f"{result.tolerance:.2g}), caches within {result.worst_cache:.2g} (allowed "
         f"{result.cache_tolerance:.2g}), best token the same in {result.argmax_agreement:.2%}, "
-        f"{result.passes} passes{touched}"
+        f"{result.passes} passes{touched}{as_run}"
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from enum import Enum
+from typing import Annotated, Any
 
 import typer
 
@@ -30,6 +31,11 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _name(chosen: Enum | None) -> Any:
+    """The value of an option with names, which its type has checked."""
+    return None if chosen is None else chosen.value
+
+
 @app.callback()
 def _program(
     version: Annotated[
@@ -52,6 +58,13 @@ def _model_to_engine(
     backend: opt.Backend = opt.BackendName.onnxruntime,
     threads: opt.BuildThreads = None,
     weights: opt.Weights = None,
+    draft_weights: opt.DraftWeights = None,
+    quantizer: opt.Quantizer = None,
+    block: opt.Block = None,
+    head: opt.Head = None,
+    kv: opt.Kv = None,
+    activations: opt.ActivationsOption = None,
+    calibration: opt.Calibration = None,
     compute_capability: opt.ComputeCapability = None,
     workspace: opt.Workspace = None,
     timing_cache: opt.TimingCache = None,
@@ -65,11 +78,23 @@ def _model_to_engine(
     from spec_export import making, making_report
     from spec_export.compiling import Compiling, asked_precision
     from spec_export.console import Steps, print_rows
+    from spec_export.quantizing import Quantizing
 
+    dtype_name, weights_name = asked_precision(_name(dtype), _name(weights))
     chosen = Compiling(
         backend.value,
         threads,
-        *asked_precision(dtype.value if dtype else None, weights.value if weights else None),
+        dtype_name,
+        Quantizing(
+            weights_name,
+            _name(draft_weights),
+            _name(quantizer),
+            block,
+            _name(head),
+            _name(kv),
+            _name(activations),
+            calibration,
+        ),
         compute_capability,
         workspace,
         timing_cache,
@@ -104,6 +129,42 @@ def _export(
         print_rows(making_report.exported_rows(pair))
 
 
+@app.command("quantize", cls=Command)
+def _quantize(
+    exported: opt.Exported,
+    output: opt.ExportedOut,
+    weights: opt.QuantizedWeights = None,
+    draft_weights: opt.DraftWeights = None,
+    quantizer: opt.Quantizer = None,
+    block: opt.Block = None,
+    head: opt.Head = None,
+    kv: opt.Kv = None,
+    activations: opt.ActivationsOption = None,
+    calibration: opt.Calibration = None,
+    backend: opt.Backend = opt.BackendName.onnxruntime,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Portable ONNX in float32 to portable ONNX of fewer bits, for `build`."""
+    from spec_export import making_report
+    from spec_export.console import Steps, print_rows
+    from spec_export.quantizing import Quantizing, quantize_directory
+
+    asked = Quantizing(
+        _name(weights),
+        _name(draft_weights),
+        _name(quantizer),
+        block,
+        _name(head),
+        _name(kv),
+        _name(activations),
+        calibration,
+    )
+    with Steps(quiet=quiet) as steps:
+        graphs = quantize_directory(exported, output, asked, backend.value, steps)
+    if not quiet:
+        print_rows(making_report.quantized_rows(output, graphs))
+
+
 @app.command("build", cls=Command)
 def _build(
     exported: opt.Exported,
@@ -115,6 +176,13 @@ def _build(
     backend: opt.Backend = opt.BackendName.onnxruntime,
     threads: opt.BuildThreads = None,
     weights: opt.Weights = None,
+    draft_weights: opt.DraftWeights = None,
+    quantizer: opt.Quantizer = None,
+    block: opt.Block = None,
+    head: opt.Head = None,
+    kv: opt.Kv = None,
+    activations: opt.ActivationsOption = None,
+    calibration: opt.Calibration = None,
     compute_capability: opt.ComputeCapability = None,
     workspace: opt.Workspace = None,
     timing_cache: opt.TimingCache = None,
@@ -126,11 +194,23 @@ def _build(
     from spec_export import making, making_report
     from spec_export.compiling import Compiling, asked_precision
     from spec_export.console import Steps, print_rows
+    from spec_export.quantizing import Quantizing
 
+    dtype_name, weights_name = asked_precision(_name(dtype), _name(weights))
     chosen = Compiling(
         backend.value,
         threads,
-        *asked_precision(dtype.value if dtype else None, weights.value if weights else None),
+        dtype_name,
+        Quantizing(
+            weights_name,
+            _name(draft_weights),
+            _name(quantizer),
+            block,
+            _name(head),
+            _name(kv),
+            _name(activations),
+            calibration,
+        ),
         compute_capability,
         workspace,
         timing_cache,
@@ -151,6 +231,7 @@ def _run(
     prompt: opt.Prompt = None,
     chat: opt.Chat = False,
     gamma: opt.Gamma = None,
+    draft_confidence: opt.DraftConfidence = None,
     fast_plain: opt.FastPlain = False,
     max_tokens: opt.MaxTokens = None,
     temperature: opt.Temperature = 0.0,
@@ -221,6 +302,7 @@ def _run(
         },
         grammar=read_grammar(json_schema, regex, lark),
         gamma=parse_gamma(gamma),
+        draft_confidence=draft_confidence,
         fast_plain=fast_plain,
         stop=tuple(stop or ()),
         samples=samples,

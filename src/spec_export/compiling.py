@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from spec_export.console import size
 from spec_export.engines.errors import BuildError, RequestError
+from spec_export.quantizing import Quantizing
 
 if TYPE_CHECKING:
     from spec_export.engines.backend import Backend
     from spec_export.engines.build import BuildOptions
-    from spec_export.engines.graphs import ElementType, GraphsSpec
-    from spec_export.engines.prepare import Precision
-    from spec_export.engines.weight_blocks import WeightFormat
+    from spec_export.engines.graphs import ElementType, GraphsSpec, WeightFormat
 
 TENSORRT = ("tensorrt", "tensorrt-rtx")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -55,7 +54,7 @@ class Compiling:
         backend: engine library.
         threads: of the host, to compute with.
         dtype: of activations, caches and weights.
-        weights: format of the matrices inside the layers.
+        quantizing: what is made smaller.
         compute_capability: GPUs to build for, such as `8.6,8.9`.
         workspace: memory of a kernel, such as `2GiB`.
         timing_cache: file with times of kernels.
@@ -66,7 +65,7 @@ class Compiling:
     backend: str = "onnxruntime"
     threads: int | None = None
     dtype: ElementType | None = None
-    weights: WeightFormat | None = None
+    quantizing: Quantizing = field(default_factory=Quantizing)
     compute_capability: str | None = None
     workspace: str | None = None
     timing_cache: Path | None = None
@@ -79,15 +78,12 @@ class Compiling:
         is_retyped = self.backend in TENSORRT or self.dtype == "bfloat16"
         return "float32" if is_retyped or self.dtype is None else self.dtype
 
-    def precision(self, graphs: GraphsSpec) -> Precision:
-        """What to compute with. TensorRT has fused attention in half precision only."""
-        from spec_export.engines.prepare import Precision
-
-        dtype = self.dtype
+    def computed_dtype(self, graphs: GraphsSpec) -> ElementType | None:
+        """What to compute with; None: as exported. TensorRT has fused attention in half only."""
         kinds = {spec.dtype for spec in graphs.models.values()}
-        if dtype is None and self.backend in TENSORRT and "float32" in kinds:
-            dtype = "float16"
-        return Precision(dtype, self.weights)
+        if self.dtype is None and self.backend in TENSORRT and "float32" in kinds:
+            return "float16"
+        return None if kinds == {self.dtype} else self.dtype
 
 
 def open_backend(chosen: Compiling) -> Backend:
@@ -113,7 +109,6 @@ def open_backend(chosen: Compiling) -> Backend:
 
 def _refuse_foreign(chosen: Compiling) -> None:
     given = {
-        "--weights": chosen.weights,
         "--compute-capability": chosen.compute_capability,
         "--workspace": chosen.workspace,
         "--timing-cache": chosen.timing_cache,

@@ -156,6 +156,8 @@ def _model_rows(models: dict[str, ModelSpec]) -> Rows:
                 f"{size(spec.parameters_bytes)}",
             )
         )
+        if spec.quantization is not None:
+            rows.append(("", spec.quantization.describe()))
         rows += [
             ("", f"{role.name:<13} {role.rows!s:>7} rows, {role.logit_rows!s:>7} with logits")
             for role in spec.roles

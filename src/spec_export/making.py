@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from spec_export.compiling import Compiling, check_device_memory, open_backend
 from spec_export.console import Steps, size
 from spec_export.engines.errors import BuildError, RequestError
+from spec_export.quantizing import quantized
 
 if TYPE_CHECKING:
     from spec_export.engines.build import BuildOptions
@@ -113,7 +114,7 @@ def build(exported: Path, shapes: Shapes, out: Path, chosen: Compiling, steps: S
     from spec_export.runtime.session import Session
 
     require("build", "onnx_ir")
-    from spec_export.engines.prepare import comparable
+    from spec_export.engines.quantize import needs_observing
 
     graphs = read_exported(exported)
     options = shapes.options(graphs.models["target"].max_position)
@@ -133,34 +134,38 @@ def build(exported: Path, shapes: Shapes, out: Path, chosen: Compiling, steps: S
             )
         checks.append(found)
 
-    with _in_precision(exported, graphs, chosen, out, steps) as (prepared, described):
+    wanted = chosen.quantizing.wanted(graphs, chosen.backend)
+    with (
+        quantized(exported, graphs, wanted, chosen.quantizing, out, steps) as reference,
+        _retyped(reference, chosen, out, steps) as prepared,
+    ):
+        described = read_exported(prepared)
         steps.say(statement(described, options))
         memory = check_device_memory(chosen, backend, prepared, described, options)
         if memory is not None:
             steps.say(memory)
-        with comparable(exported, chosen.weights) as reference:
-            bundle = build_bundle(
-                prepared, out, backend, options, default_memory(), steps, check, exported, reference
-            )
+        is_lasting = not any(map(needs_observing, wanted.values()))  # made again from the source
+        source = exported if is_lasting else reference
+        bundle = build_bundle(
+            prepared, out, backend, options, default_memory(), steps, check, source, reference
+        )
     return Made(bundle, checks[0] if checks else None)
 
 
 @contextlib.contextmanager
-def _in_precision(
-    exported: Path, graphs: GraphsSpec, chosen: Compiling, out: Path, steps: Steps
-) -> Iterator[tuple[Path, GraphsSpec]]:
-    """The exported directory, or one of another precision that goes away."""
+def _retyped(exported: Path, chosen: Compiling, out: Path, steps: Steps) -> Iterator[Path]:
+    """The exported directory, or one of another element type that goes away."""
     from spec_export.engines.build import read_exported
-    from spec_export.engines.prepare import prepare_exported
+    from spec_export.engines.prepare import retype_exported
 
-    precision = chosen.precision(graphs)
-    if not precision.changes(graphs):
-        yield exported, graphs
+    dtype = chosen.computed_dtype(read_exported(exported))
+    if dtype is None:
+        yield exported
         return
-    with _directory_beside(out, None) as prepared:
+    with directory_beside(out, None) as prepared:
         prepared.mkdir()
-        prepare_exported(exported, prepared, precision, steps)
-        yield prepared, read_exported(prepared)
+        retype_exported(exported, prepared, dtype, steps)
+        yield prepared
 
 
 def model_to_engine(
@@ -185,7 +190,7 @@ def model_to_engine(
         )
     check_replaceable(out, MANIFEST_FILE)
     shapes = _settle(checkpoints, shapes, steps)
-    with _directory_beside(out, keep) as exported:
+    with directory_beside(out, keep) as exported:
         export(checkpoints, exported, steps)
         shapes = replace(shapes, link_weights=keep is None)
         return build(exported, shapes, out, chosen, steps)
@@ -238,7 +243,7 @@ def _settle(checkpoints: Checkpoints, shapes: Shapes, steps: Steps) -> Shapes:
 
 
 @contextlib.contextmanager
-def _directory_beside(out: Path, keep: Path | None) -> Iterator[Path]:
+def directory_beside(out: Path, keep: Path | None) -> Iterator[Path]:
     """Where to export to: `keep`, or a directory on the same disk as `out` that goes away."""
     if keep is not None:
         yield keep

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 from spec_export.console import size
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from spec_export.engines.bundle import Bundle
-    from spec_export.engines.graphs import ParitySpec
+    from spec_export.engines.graphs import GraphsSpec, ModelSpec, ParitySpec
     from spec_export.engines.manifest import DeviceSpec, ExactnessSpec, Manifest
     from spec_export.export.exporter import ExportedPair
     from spec_export.making import Made
@@ -46,6 +48,27 @@ def exported_rows(pair: ExportedPair) -> Rows:
     return [*rows, ("next", f"spec-export build {pair.path} -o BUNDLE")]
 
 
+def quantized_rows(path: Path, graphs: GraphsSpec) -> Rows:
+    """Report of a quantization."""
+    weights = sum(spec.parameters_bytes for spec in graphs.models.values())
+    return [
+        ("quantized", f"{path}"),
+        *quantization_rows(graphs.models),
+        ("weights", size(weights)),
+        ("next", f"spec-export build {path} -o BUNDLE"),
+    ]
+
+
+def quantization_rows(models: dict[str, ModelSpec]) -> Rows:
+    """What was made smaller; a quantized target is another model, and says so."""
+    rows = []
+    for name, spec in models.items():
+        if spec.quantization is not None:
+            note = "; this is the target from here on" if name == "target" else ""
+            rows.append(("precision", f"{name}: {spec.quantization.describe()}{note}"))
+    return rows
+
+
 def made_rows(made: Made) -> Rows:
     """Report of a build."""
     manifest = made.bundle.manifest
@@ -56,6 +79,7 @@ def made_rows(made: Made) -> Rows:
         ("method", f"{METHODS[manifest.method]}, gamma {gammas(manifest)}"),
         ("context", f"{manifest.max_len} tokens, prefill {manifest.chunk} at a time"),
         *parity_rows(manifest.parity),
+        *quantization_rows(manifest.models),
         *(("lowered", f"{name}: {', '.join(how)}") for name, how in manifest.lowered.items()),
         ("exactness", exactness(manifest.exactness)),
         *([("self-check", self_check(made.self_check))] if made.self_check else []),

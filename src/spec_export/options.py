@@ -11,6 +11,7 @@ import typer
 # Groups of options in the help of a command.
 _DRAFTS, _SHAPES, _SAMPLING, _OUTPUT = "Drafts", "Shapes", "Sampling", "Output"
 _SPECULATION, _MEMORY, _TENSORRT = "Speculation", "Memory", "TensorRT"
+_QUANTIZATION = "Quantization"
 _SYNTHETIC = "Set acceptance"
 
 
@@ -44,8 +45,59 @@ class WeightsName(str, Enum):
     int8 = "int8"
     int4 = "int4"
     fp8 = "fp8"
+    nvfp4 = "nvfp4"
     float16 = "float16"
     bfloat16 = "bfloat16"
+
+
+class QuantizedName(str, Enum):
+    """Formats of quantized weights."""
+
+    int8 = "int8"
+    int4 = "int4"
+    fp8 = "fp8"
+    nvfp4 = "nvfp4"
+
+
+class DraftWeightsName(str, Enum):
+    """Formats of a draft's weights."""
+
+    int8 = "int8"
+    int4 = "int4"
+    fp8 = "fp8"
+    nvfp4 = "nvfp4"
+    none = "none"
+
+
+class QuantizerName(str, Enum):
+    """How weights are rounded."""
+
+    rtn = "rtn"
+    k_quant = "k-quant"
+    hqq = "hqq"
+    gptq = "gptq"
+    awq = "awq"
+
+
+class HeadName(str, Enum):
+    """Formats of the matrix that makes the logits."""
+
+    int8 = "int8"
+    int4 = "int4"
+
+
+class CacheName(str, Enum):
+    """Formats of quantized caches."""
+
+    int8 = "int8"
+
+
+class ActivationsName(str, Enum):
+    """What matrices are multiplied by."""
+
+    float = "float"
+    int8 = "int8"
+    fp8 = "fp8"
 
 
 class BoardName(str, Enum):
@@ -146,8 +198,60 @@ Weights = Annotated[
     WeightsName | None,
     _option(
         "Quantize the matrices inside the layers; float16 and bfloat16: the same as --dtype.",
-        group=_TENSORRT,
+        group=_QUANTIZATION,
         default="as --dtype",
+    ),
+]
+QuantizedWeights = Annotated[
+    QuantizedName | None,
+    _option("Quantize the matrices inside the layers.", group=_QUANTIZATION, default="as exported"),
+]
+DraftWeights = Annotated[
+    DraftWeightsName | None,
+    _option("Those of the draft; changes no text.", group=_QUANTIZATION, default="as --weights"),
+]
+Quantizer = Annotated[
+    QuantizerName | None,
+    _option("How weights are rounded.", group=_QUANTIZATION, default="int4: awq, others: rtn"),
+]
+Block = Annotated[
+    int | None,
+    _option(
+        "Rows of a column that share a scale; 0: all.",
+        metavar="N",
+        group=_QUANTIZATION,
+        default="32; TensorRT: 128, int8 0",
+    ),
+]
+Head = Annotated[
+    HeadName | None,
+    _option(
+        "Quantize the matrix that makes the target's logits too.",
+        group=_QUANTIZATION,
+        default="as exported",
+    ),
+]
+Kv = Annotated[
+    CacheName | None,
+    _option("Quantize the caches.", group=_QUANTIZATION, default="as exported"),
+]
+ActivationsOption = Annotated[
+    ActivationsName | None,
+    _option(
+        "Round what quantized matrices are multiplied by.",
+        "--activations",
+        group=_QUANTIZATION,
+        default="int8 by row; TensorRT: float",
+    ),
+]
+Calibration = Annotated[
+    Path | None,
+    _option(
+        "Texts for gptq, awq, --kv and --activations: a line each, .jsonl, or .npz of input_ids.",
+        "--calibration",
+        metavar="FILE",
+        group=_QUANTIZATION,
+        default="some of several kinds",
     ),
 ]
 ComputeCapability = Annotated[
@@ -388,6 +492,15 @@ Gamma = Annotated[
         metavar="N",
         group=_DRAFTS,
         default="the built one",
+    ),
+]
+DraftConfidence = Annotated[
+    float | None,
+    _option(
+        "Draft no further than a token whose row gives its best one less, 0 (off) to 1.",
+        metavar="P",
+        group=_DRAFTS,
+        default="off, or with --gamma auto what the profile says",
     ),
 ]
 FastPlain = Annotated[

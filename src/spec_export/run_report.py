@@ -69,6 +69,12 @@ def notes(run: Run) -> tuple[str, ...]:
 
 
 def _gamma(run: Run) -> str:
+    least = _stats(run).draft_confidence
+    stops = f", no draft after one below {least:g}" if least else ""
+    return _drafts(run) + stops
+
+
+def _drafts(run: Run) -> str:
     if run.request.auto is None or not run.gamma:
         return str(run.gamma)
     stats = _stats(run)
@@ -200,6 +206,8 @@ def _counts(stats: Stats) -> dict[str, Any]:
         "drafted": stats.drafted,
         "accepted": stats.accepted,
         "tested": stats.accepted + stats.rejections,
+        "draft_confidence": stats.draft_confidence,
+        "early_rounds": stats.early,
         "alpha": stats.alpha,
         "accepted_per_position": stats.accepted_per_position,
         "tokens_per_s": stats.tokens_per_s,
@@ -232,6 +240,7 @@ def _stats(run: Run) -> Stats:
 def _rounds(stats: Stats) -> str:
     each = stats.tokens_per_round
     passes = f"{stats.rounds} with drafts, {stats.plain_steps} without"
+    passes += f", {stats.early} stopped drafting early" if stats.draft_confidence else ""
     return passes if each is None else f"{passes}; {each:.2f} tokens per round"
 
 

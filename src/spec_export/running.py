@@ -34,6 +34,8 @@ class RunOptions:
         prompt: text, or None to read stdin.
         chat: put the prompt into the checkpoint's chat template.
         gamma: drafts per round; `auto`: what pays, by the profile beside the manifest.
+        draft_confidence: rounds draft no further than below it; None: what the profile says, with
+            `auto`.
         sampling: fields of `Sampling` by name.
         grammar: kind and text of what the text has to match.
         samples: texts to generate, each with a seed of its own; None: one, reported as such.
@@ -49,6 +51,7 @@ class RunOptions:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     grammar: tuple[str, str] | None = None
     gamma: int | Literal["auto"] | None = None
+    draft_confidence: float | None = None
     fast_plain: bool = False
     stop: tuple[str, ...] = ()
     samples: int | None = None
@@ -235,6 +238,7 @@ def prepare(opened: OpenedBundle, prompt: str, options: RunOptions) -> Run:
         sampling=Sampling(**options.sampling),
         grammar=None if options.grammar is None else Grammar(*options.grammar),  # type: ignore[arg-type]
         gamma=None if options.gamma == "auto" else options.gamma,
+        draft_confidence=options.draft_confidence,
         stop=options.stop,
         fast_plain=options.fast_plain,
     )

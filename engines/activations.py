@@ -1,0 +1,96 @@
+"""Round what matrices are multiplied by, with scales fixed before anything runs.
+
+One scale for a value, from calibration texts: a row is rounded the same whatever the other rows of
+a verify pass hold. A scale taken from the pass itself (`DynamicQuantizeLinear`) would make an
+accepted row depend on refused ones, and speculative decoding would not follow the target's law any
+more; `check_rounding` refuses such graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+import onnx_ir as ir
+
+from spec_export.engines.errors import BuildError
+from spec_export.engines.products import Product, add_initializer
+from spec_export.engines.weight_files import Pending
+
+_LARGEST = {"int8": 127.0, "fp8": 448.0}
+_KINDS = {"int8": ir.DataType.INT8, "fp8": ir.DataType.FLOAT8E4M3FN}
+_FLOAT = ir.DataType.FLOAT
+_SMALLEST_SCALE = 1e-8
+_BY_PASS = frozenset({"DynamicQuantizeLinear", "DynamicQuantizeMatMul"})
+
+
+def quantize_activations(
+    graph: ir.Graph,
+    found: Sequence[Product],
+    kind: Literal["int8", "fp8"],
+    inputs: Mapping[str, np.ndarray],
+) -> dict[str, Pending]:
+    """Round every value that a matrix of a layer is multiplied by, in place.
+
+    Args:
+        graph: of a float32 model.
+        found: products by these matrices.
+        kind: 8 bits, whole or floating (E4M3).
+        inputs: samples of those values, `[rows, K]` float32, by name.
+
+    Returns:
+        The weights to write, by initializer.
+
+    Raises:
+        BuildError: a value has no sample.
+    """
+    groups: dict[str, list[ir.Node]] = {}
+    sources: dict[str, ir.Value] = {}
+    for product in found:
+        name = str(product.source.name)
+        groups.setdefault(name, []).append(product.node)
+        sources[name] = product.source
+    zero = add_initializer(graph, "activations.zero", _KINDS[kind], ())
+    pending = {"activations.zero": _pending(np.zeros((), _KINDS[kind].numpy()), _KINDS[kind])}
+    for name, readers in groups.items():
+        if name not in inputs:
+            raise BuildError(f"--activations {kind}: there is no sample of {name}")
+        largest = float(np.abs(inputs[name]).max())
+        scale = np.float32(max(largest / _LARGEST[kind], _SMALLEST_SCALE))
+        step = add_initializer(graph, f"{name}.step", _FLOAT, ())
+        pending[f"{name}.step"] = _pending(np.asarray(scale), _FLOAT)
+        rounded = ir.node("QuantizeLinear", [sources[name], step, zero])
+        read = ir.node("DequantizeLinear", [rounded.outputs[0], step, zero])
+        for node, dtype in ((rounded, _KINDS[kind]), (read, _FLOAT)):
+            node.outputs[0].dtype, node.outputs[0].shape = dtype, sources[name].shape
+        read.outputs[0].name = f"{name}.rounded"
+        graph.insert_before(readers[0], [rounded, read])
+        for reader in readers:
+            reader.replace_input_with(0, read.outputs[0])
+    return pending
+
+
+def check_rounding(graph: ir.Graph) -> None:
+    """Refuse a graph that takes the scale of a value from the pass it is in.
+
+    Raises:
+        BuildError: names the node.
+    """
+    for node in graph:
+        if node.op_type in _BY_PASS or _has_own_scale(graph, node):
+            raise BuildError(
+                f"{node.name or node.outputs[0].name} ({node.op_type}) rounds all rows of a pass "
+                "by one scale taken from them: an accepted token would depend on refused drafts. "
+                "Export the model again with scales that are fixed, or with a scale for each row"
+            )
+
+
+def _has_own_scale(graph: ir.Graph, node: ir.Node) -> bool:
+    """Whether a `QuantizeLinear` is given a scale that is computed."""
+    scale = node.inputs[1] if node.op_type == "QuantizeLinear" else None
+    return scale is not None and scale.name not in graph.initializers
+
+
+def _pending(content: np.ndarray, kind: ir.DataType) -> Pending:
+    return Pending(kind, content.shape, lambda: iter((content,)))
