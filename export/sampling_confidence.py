@@ -1,8 +1,8 @@
 """How sure a drafting model is of its next token, for rounds that stop drafting early.
 
 A function of a row of the draft's logits and of nothing else: it is known before the token of that
-row is drawn, so a round may stop on it and emit the target's law all the same. Stopping on the
-probability of the token that *was* drawn may not: it would leave out drafts by their value.
+row is drawn, so the length of a round may follow from it and the target's law is emitted all the
+same. To leave out a draft by the probability of the token that *was* drawn is lossy.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ Costs come from a measurement of the bundle on its device, acceptance from the r
 A choice depends on finished rounds alone and never on what a round is about to draw, so the law of
 the text is untouched; where texts do not depend on drafts at all, neither does the text.
 
-Where rounds stop drafting early, drafts are of two kinds: the first of a round, which is always
-made, and the later ones, made where the drafting model is sure. They are accepted differently, and
-how often there is another is estimated as well.
+Where rounds stop drafting early, how many drafts one has goes with how good they are. So it is
+estimated apart how long rounds get, which they cost, and how often another draft is made *and*
+accepted after one that was.
 """
 
 from __future__ import annotations
@@ -16,25 +16,23 @@ from dataclasses import dataclass
 _MEMORY = 96  # rounds after which evidence counts for 1/e
 _BELIEF = 16  # tested drafts that the measured acceptance counts for at the start
 _GAIN = 1.03  # what another choice has to promise, lest noise moves it to and fro
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 32, 512  # steps without drafts before they are tried again
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 32, 512  # passes that teach nothing before others are tried
 _TRIAL = 6  # rounds with drafts in such a trial
 
 
 @dataclass(frozen=True)
-class EarlyCosts:
-    """What it brings and takes that rounds stop drafting early, as it was measured.
+class EarlyExit:
+    """What to expect of rounds that stop drafting early, as it was measured.
 
     Attributes:
         confidence: below which it pays to stop; 0: it does not.
-        goes_on: share of drafts but the first that were made.
-        alpha: acceptance of these where they were reached.
-        ms: what a round that stops takes besides: the draft's pass that it looked at.
+        goes_on: chance that another draft is made after one.
+        later: chance that another is made and accepted after one that was accepted.
     """
 
     confidence: float
     goes_on: float
-    alpha: float
-    ms: float
+    later: float
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ class GammaCosts:
     plain_ms: float
     round_ms: tuple[float, ...]
     alpha: float
-    early: EarlyCosts | None = None
+    early: EarlyExit | None = None
 
     @property
     def draft_confidence(self) -> float:
@@ -66,23 +64,19 @@ class GammaCosts:
         Args:
             n: drafts asked for.
             alpha: acceptance of the first draft.
-            later: and of every other that is reached; None: the same.
-            goes_on: chance that there is another draft after each but the last.
+            later: chance that another is made and accepted after one that was; None: alpha.
+            goes_on: chance that another is made after one.
 
         Source: arXiv 2211.17192, Equation 1, over a measured cost in place of `gamma c + 1`; where
-        rounds stop early, its mean over their lengths.
+        rounds stop early, over the mean cost of their lengths.
         """
         if n == 0:
             return 1 / self.plain_ms
         later = alpha if later is None else later
-        early_ms = 0.0 if self.early is None else self.early.ms
-        tokens = spent = 0.0
-        reached, emitted, kept = 1.0, 1.0, alpha
+        tokens, spent, kept, reached = 1.0, 0.0, alpha, 1.0
         for i in range(1, n + 1):
-            emitted, kept = emitted + kept, kept * later
-            ends = reached if i == n else reached * (1 - goes_on)
-            tokens += ends * emitted
-            spent += ends * (self.round_ms[i - 1] + (early_ms if i < n else 0.0))
+            tokens, kept = tokens + kept, kept * later
+            spent += self.round_ms[i - 1] * (reached if i == n else reached * (1 - goes_on))
             reached *= goes_on
         return tokens / spent
 
@@ -121,11 +115,11 @@ class GammaChooser:
         self._first = self._later = _Share(costs.alpha)
         self._goes_on: _Share | None = None
         if draft_confidence:
-            early = costs.early
-            is_known = early is not None and early.confidence == draft_confidence
-            self._later = _Share(early.alpha if early is not None and is_known else costs.alpha)
-            self._goes_on = _Share(early.goes_on if early is not None and is_known else 1.0)
+            known = costs.early if costs.draft_confidence == draft_confidence else None
+            self._later = _Share(costs.alpha if known is None else known.later)
+            self._goes_on = _Share(1.0 if known is None else known.goes_on)
         self._pause, self._idle, self._trial = _SHORTEST_PAUSE, 0, 0
+        self._before_trial = 0
         self._n = self._best(0)
 
     @property
@@ -140,7 +134,7 @@ class GammaChooser:
 
     @property
     def goes_on(self) -> float:
-        """Share of drafts but the first that are made; 1 where rounds do not stop early."""
+        """Chance that another draft is made after one; 1 where rounds do not stop early."""
         return 1.0 if self._goes_on is None else self._goes_on.value
 
     def count(self, n_draft: int, n_accepted: int, *, is_cut: bool, is_early: bool = False) -> None:
@@ -156,38 +150,43 @@ class GammaChooser:
             self._learn(n_draft, n_accepted, is_early)
             self._n = self._after_round()
         elif self._n == 0:
-            self._n = self._after_step()
+            self._n = self._wait()
 
     def _learn(self, n_draft: int, n_accepted: int, is_early: bool) -> None:
-        tested = n_accepted + (n_accepted < n_draft)
+        is_whole = n_accepted == n_draft
         if self._goes_on is None:
-            self._first.learn(n_accepted, tested)
+            self._first.learn(n_accepted, n_accepted + (not is_whole))
             return
         self._first.learn(min(n_accepted, 1), 1)
-        if tested > 1:
-            self._later.learn(n_accepted - 1, tested - 1)
-        if n_draft > 1 or is_early:
-            self._goes_on.learn(n_draft - 1, n_draft - 1 + is_early)
+        if n_accepted:  # after the last one accepted there was another or not, unless it was asked
+            self._later.learn(n_accepted - 1, n_accepted - (is_whole and not is_early))
+        self._goes_on.learn(n_draft - 1, n_draft - 1 + is_early)
 
     def _after_round(self) -> int:
         if self._trial:
             self._trial -= 1
             if self._trial:
                 return self._n
-            found = self._best(0)
-            self._pause = _SHORTEST_PAUSE if found else min(2 * self._pause, _LONGEST_PAUSE)
+            found, longer = self._best(self._before_trial), min(2 * self._pause, _LONGEST_PAUSE)
+            self._pause = _SHORTEST_PAUSE if found > self._before_trial else longer
             return found
-        return self._best(self._n)
+        found = self._best(self._n)
+        teaches = self._goes_on is None or found > 1 or self._most == 1
+        return found if teaches or found != self._n else self._wait()
 
-    def _after_step(self) -> int:
-        """Try drafts again after a while: the text may have become easier."""
+    def _wait(self) -> int:
+        """Try more drafts again after a while: the text may have become easier.
+
+        No drafts teach nothing of drafts; one a round, where rounds stop early, nothing of others.
+        """
         self._idle += 1
         if self._idle < self._pause:
-            return 0
-        self._idle, self._trial = 0, _TRIAL
-        for share in {self._first, self._later, self._goes_on or self._first}:
+            return self._n
+        self._idle, self._trial, self._before_trial = 0, _TRIAL, self._n
+        shares = {self._later, self._goes_on or self._later}
+        for share in shares if self._n else shares | {self._first}:
             share.doubt()
-        return max(range(1, self._most + 1), key=self._speed)
+        return max(range(self._n + 1, self._most + 1), key=self._speed)
 
     def _best(self, now: int) -> int:
         """The fastest, or the present choice where nothing is clearly faster."""

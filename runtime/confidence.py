@@ -1,8 +1,8 @@
 """How sure a drafting model is of its next token, read by the host while a round drafts.
 
-A round may stop before a token of which the draft is not sure: what is looked at is the row that
-token would be drawn from, so nothing depends on what is drawn. It costs a small graph and a wait
-for the device at each draft but the first.
+A round may draft no further than a token of which the draft is not sure: what is looked at is the
+row that token is drawn from, before it is, so nothing depends on what is drawn. It costs a small
+graph and a wait for the device at each draft that another may follow.
 """
 
 from __future__ import annotations

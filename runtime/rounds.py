@@ -64,12 +64,11 @@ class Rounds:
         return next(name for gamma, name in self._verifying if gamma >= n_draft)
 
     def draft(self, most: int, least: float) -> int:
-        """Draft tokens one by one while the drafting model is sure enough; returns how many.
+        """Draft tokens one by one while the drafting model is sure of them; returns how many.
 
-        The first is always drafted: a pass over two rows costs what a step without drafts does. A
-        later one is not, and none after it, where the most probable token of its row has less than
-        `least`. That is known before its own token is drawn, so the law of the text is untouched;
-        to drop a draft by the probability of what was drawn would change it.
+        The first row whose most probable token has less than `least` gives the last draft: its pass
+        has run, and no other follows. That is decided before its token is drawn, so the law of the
+        text is untouched; to leave out a draft for what was drawn would change it.
 
         Args:
             most: drafts at most, 1 or more.
@@ -83,10 +82,11 @@ class Rounds:
         for i in range(most):
             run, draw = self._steps[i]
             run.enqueue()
-            if i and self._draft.confidence(i) < least:
-                return i
+            is_last = i + 1 == most or self._draft.confidence(i) < least
             draw.enqueue()
-        return most
+            if is_last:
+                return i + 1
+        raise AssertionError("a round that drafts has a last draft")
 
     def call(self, role: str, n_draft: int, *, is_drafted: bool = False) -> Call:
         """A round of `n_draft` drafts that `role` verifies, or a token without drafts after it.

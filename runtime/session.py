@@ -57,7 +57,7 @@ class RoundResult:
         n_draft: drafts verified.
         n_accepted: drafts accepted.
         top: of each token's row, the most probable tokens and their logprobs, where asked for.
-        is_early: there would have been another draft, of which the drafting model was not sure.
+        is_early: there would have been another draft, had the model been sure of the last one.
     """
 
     tokens: list[int]
@@ -144,8 +144,8 @@ class Session:
             plain: the role that extends it without drafts: `exact_decode` (two rows, with the bits
                 of a verify pass), `verify` (its full width) or `decode` (one row, the fastest).
             constraint: a grammar at the beginning of a text; it follows this one.
-            draft_confidence: a round stops drafting before a token, but for the first, where the
-                most probable one has less in the draft's distribution; 0: never.
+            draft_confidence: a round drafts no further than a token whose row gives its most
+                probable one less, by the draft; 0: it always does.
 
         Raises:
             RequestError: the sampling does not fit the bundle, or rounds cannot stop drafting.

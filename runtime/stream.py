@@ -34,9 +34,9 @@ class Request:
         grammar: what the text has to match, from its first token to its last.
         gamma: drafts per round, 0 (plain) to the built gamma; None: the built gamma.
         auto: choose the drafts of each round, up to that gamma, by what pays at these costs.
-        draft_confidence: a round stops drafting before a token, but for the first, where the most
-            probable one has less in the draft's distribution, 0 (never) to 1; None: what `auto`
-            says pays, where rounds are not pipelined, else 0. What is emitted follows the same law.
+        draft_confidence: a round drafts no further than a token whose row gives its most probable
+            one less, by the draft, 0 (off) to 1; None: what `auto` says pays, where rounds are not
+            pipelined, else 0. What is emitted follows the same law.
         stop: strings that end the text and are not part of it.
         ignore_end: go on past end tokens.
         fast_plain: steps without drafts run one row, whose bits may differ from a verify pass.

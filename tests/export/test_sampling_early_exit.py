@@ -1,7 +1,7 @@
-"""A round that stops drafting where the draft is not sure emits the target's law, by every rule.
+"""A round that drafts no further than the draft is sure emits the target's law, by every rule.
 
 Exactly, as fractions over three rounds, and by chi-square with the graphs and the product's noise.
-The lossy variant, which goes by the probability of the token that was drawn, fails both.
+The lossy variant, which leaves out a draft by the probability of what was drawn, fails both.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ LEAST = Fraction(1, 2)  # of .4, .6 and .7, the largest probabilities of the dra
 def drafts_of(context: Tokens, *, is_lossy: bool) -> list[tuple[Tokens, Fraction]]:
     """Every list of drafts a round may have, and its chance.
 
-    A row with less than `LEAST` for its most probable token is not drafted; lossy: where a token
-    was drawn that has less than `LEAST`, it is dropped.
+    A row with less than `LEAST` for its most probable token gives the last one; lossy: where a
+    token was drawn that has less than `LEAST`, it is dropped.
     """
     found: list[tuple[Tokens, Fraction]] = []
 
     def grow(drafts: Tokens, mass: Fraction) -> None:
         q = Q_CHAIN[(context + drafts)[-1]]
-        if len(drafts) == GAMMA or (drafts and not is_lossy and max(q) < LEAST):
-            found.append((drafts, mass))
-            return
+        is_last = len(drafts) + 1 == GAMMA or (not is_lossy and max(q) < LEAST)
         for token, q_token in enumerate(q):
             if is_lossy and drafts and q_token < LEAST:
                 found.append((drafts, mass * q_token))
+            elif is_last:
+                found.append(((*drafts, token), mass * q_token))
             else:
                 grow((*drafts, token), mass * q_token)
 

@@ -147,8 +147,7 @@ class Toy:
         x, y = self.accept.x, self.accept.y
         drafts: list[int] = []
         for i in range(n_draft):
-            if i and self.is_unsure([*text, *drafts]):
-                break
+            is_last = i + 1 < n_draft and self.is_unsure([*text, *drafts])
             q = self.q_of_draft(text, drafts)
             token = self.drawn(noise, start, i, q)
             if self.is_cut([*text, *drafts], token):
@@ -156,6 +155,8 @@ class Toy:
             if "q" in x:
                 x["q"][i] = q
             drafts.append(token)
+            if is_last:
+                break
         n_draft = len(drafts)
         x["draft_tokens"][:] = (drafts + [-1] * self.gamma)[: self.gamma]
         x["n_draft"][0] = n_draft
@@ -172,7 +173,7 @@ class Toy:
         return self.q(text, drafts)
 
     def is_unsure(self, text: list[int]) -> bool:
-        """Whether a round stops before it draws the draft after `text`."""
+        """Whether no draft follows the one after `text`, which is about to be drawn."""
         return False
 
     def is_cut(self, text: list[int], draft: int) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
 from spec_export.runtime import Request, Sampling, Session
-from spec_export.runtime.adaptive import EarlyCosts, GammaChooser, GammaCosts
+from spec_export.runtime.adaptive import EarlyExit, GammaChooser, GammaCosts
 from tests.decoding import decode
 
 MOST = 8
@@ -115,71 +116,77 @@ def test_rounds_without_a_draft_teach_nothing():
 
 
 def test_the_speed_of_rounds_that_stop_early():
-    """By hand: two of three drafts after the first are made, and nine of ten of these accepted."""
-    found = GammaCosts(10.0, (12.0, 14.0), 0.5, EarlyCosts(0.4, 2 / 3, 0.9, 1.0))
-    tokens = 1 / 3 * 1.5 + 2 / 3 * (1.5 + 0.5 * 0.9)
-    ms = 1 / 3 * (12.0 + 1.0) + 2 / 3 * 14.0
-    assert found.speed(2, 0.5, 0.9, 2 / 3) == pytest.approx(tokens / ms)
-    assert found.speed(1, 0.5, 0.9, 2 / 3) == pytest.approx(1.5 / 12.0)
+    """By hand: two rounds of three have a second draft, and two thirds of what it would bring."""
+    found = GammaCosts(10.0, (12.0, 14.0), 0.5)
+    assert found.speed(2, 0.5, 0.6, 2 / 3) == pytest.approx(
+        (1 + 0.5 + 0.5 * 0.6) / (1 / 3 * 12.0 + 2 / 3 * 14.0)
+    )
+    assert found.speed(1, 0.5, 0.6, 2 / 3) == pytest.approx(1.5 / 12.0)
     assert found.speed(2, 0.5) == pytest.approx((1 + 0.5 + 0.25) / 14.0)
 
 
-def run_early(
-    chooser: GammaChooser, first: float, later: float, goes_on: float, rounds: int
-) -> tuple[list[int], list[tuple[int, int, bool]]]:
-    """Rounds asked for, and what became of them: drafts, accepted, whether it stopped early."""
-    rng, asked, ended = np.random.default_rng(4), [], []
-    for _ in range(rounds):
-        n = made = chooser.n
-        for i in range(1, n):
-            if rng.random() >= goes_on:
-                made = i
-                break
-        accepted = 0
-        while accepted < made and rng.random() < (later if accepted else first):
-            accepted += 1
-        chooser.count(made, accepted, is_cut=False, is_early=made < n)
-        asked.append(n)
-        ended.append((made, accepted, made < n))
-    return asked, ended
+@dataclass(frozen=True)
+class Draft:
+    """One that is sure of `sure` of its rows, and right in so many of these and of the others."""
+
+    sure: float
+    right: float
+    right_unsure: float
+
+    @property
+    def first(self) -> float:
+        return self.sure * self.right + (1 - self.sure) * self.right_unsure
+
+    def speed(self, found: GammaCosts, n: int) -> float:
+        return found.speed(n, self.first, self.sure * self.right, self.sure)
+
+    def round(self, n: int, rng: np.random.Generator) -> tuple[int, int, bool]:
+        """Drafts, accepted, and whether there would have been another."""
+        rows = rng.random(n) < self.sure
+        made = next((i for i, is_sure in enumerate(rows, start=1) if not is_sure), n)
+        chances = np.where(rows[:made], self.right, self.right_unsure)
+        return made, int(np.cumprod(rng.random(made) < chances).sum()), made < n
 
 
-@pytest.mark.parametrize("first", [0.1, 0.5, 0.8])
-@pytest.mark.parametrize(("later", "goes_on"), [(0.95, 0.7), (0.9, 0.2), (0.5, 0.5)])
-@pytest.mark.parametrize("believed", [0.1, 0.9])
-def test_with_an_early_exit_it_ends_where_the_oracle_is(first, later, goes_on, believed):
-    """Drafts after the first are accepted more often: an estimate of one alpha would not do.
+@pytest.mark.parametrize(
+    "draft", [Draft(0.7, 0.95, 0.3), Draft(0.3, 0.9, 0.2), Draft(0.1, 0.5, 0.05), Draft(1, 0.8, 0)]
+)
+@pytest.mark.parametrize("step", [0.05, 0.2, 0.4])
+@pytest.mark.parametrize("believed", [0.4, 0.9])
+def test_with_an_early_exit_it_ends_where_the_oracle_is(draft, step, believed):
+    """Measured by what was emitted, so that the formula is tested as well.
 
-    Of these it learns by making them. Where it was told that they are worth nothing it may stay at
-    one draft a round, and is held against that.
+    5 % as above, and 3 % for what 3,000 rounds deviate by.
     """
-    step = 0.3
-    early = EarlyCosts(0.4, believed, believed, step)
+    early = EarlyExit(0.4, believed, believed * believed)
     found = GammaCosts(1.0, costs(step, 0.05).round_ms, believed, early)
-    chooser = GammaChooser(found, MOST, 0.4)
-    asked, ended = run_early(chooser, first, later, goes_on, 4000)
-    speeds = [found.speed(n, first, later, goes_on) for n in range(MOST + 1)]
-    tokens = sum(accepted + 1 for _, accepted, _ in ended[1000:])
-    ms = sum(
-        found.round_ms[made - 1] + step * stopped if made else found.plain_ms
-        for made, _, stopped in ended[1000:]
-    )
-    # 5 % as above, and 3 % for what 3,000 rounds deviate by.
-    assert tokens / ms >= 0.92 * max(speeds[0], speeds[1] if believed < 0.5 else max(speeds))
-    if max(speeds[1:]) < 0.95 * speeds[0]:
-        assert np.mean(np.array(asked[1000:]) == 0) > 0.9
+    chooser, rng = GammaChooser(found, MOST, 0.4), np.random.default_rng(4)
+    tokens = ms = plain = 0.0
+    for turn in range(4000):
+        n = chooser.n
+        made, accepted, is_early = draft.round(n, rng) if n else (0, 0, False)
+        chooser.count(made, accepted, is_cut=False, is_early=is_early)
+        if turn >= 1000:
+            tokens, plain = tokens + accepted + 1, plain + (n == 0)
+            ms += found.round_ms[made - 1] if made else found.plain_ms
+    best = max(draft.speed(found, n) for n in range(MOST + 1))
+    assert tokens / ms >= 0.92 * best
+    if best == 1 and draft.speed(found, 1) < 0.95:
+        assert plain / 3000 > 0.9
 
 
 def test_an_early_exit_is_no_rejection():
+    """Two of two accepted, and no third: neither is it a draft that was accepted."""
     chooser = GammaChooser(costs(0.05, 0.02, 0.8), MOST, 0.4)
     for _ in range(400):
         chooser.count(2, 2, is_cut=False, is_early=True)
     assert chooser.alpha > 0.99
     assert chooser.goes_on == pytest.approx(1 / 2, abs=0.02)
+    assert chooser._later.value == pytest.approx(1 / 2, abs=0.02)
 
 
 def test_without_a_threshold_one_share_serves_every_draft():
-    chooser = GammaChooser(GammaCosts(1.0, (1.1, 1.2), 0.8, EarlyCosts(0.4, 0.5, 0.9, 1.0)), 2)
+    chooser = GammaChooser(GammaCosts(1.0, (1.1, 1.2), 0.8, EarlyExit(0.4, 0.5, 0.9)), 2)
     for _ in range(400):
         chooser.count(2, 1, is_cut=False)
     assert chooser.alpha == pytest.approx(1 / 2, abs=0.02)

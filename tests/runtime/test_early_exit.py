@@ -1,4 +1,4 @@
-"""Rounds that stop drafting where the draft is not sure: nothing of it is seen in the text.
+"""Rounds that draft no further than the draft is sure: nothing of it is seen in the text.
 
 That the law is the target's is shown by enumeration and with the graphs in
 `tests/export/test_sampling_early_exit.py`; here sessions run as they are used.
@@ -17,7 +17,7 @@ from spec_export.engines.build import BuildOptions, build_bundle
 from spec_export.engines.errors import EngineError, RequestError
 from spec_export.engines.ort import OrtBackend
 from spec_export.runtime import Grammar, OpenedBundle, Request, Sampling, Session, generate
-from spec_export.runtime.adaptive import EarlyCosts, GammaCosts
+from spec_export.runtime.adaptive import EarlyExit, GammaCosts
 from spec_export.runtime.drafts import ModelDraft
 from spec_export.runtime.rounds import Rounds
 from tests.decoding import decode, logits_of, with_end_ids
@@ -63,9 +63,7 @@ def stop_at(monkeypatch, *lengths: int) -> list[int]:
 
     def confidence(self: ModelDraft, i: int) -> float:
         looked.append(i)
-        if i < wanted[0]:
-            return 1.0
-        return 0.0
+        return 1.0 if i + 1 < wanted[0] else 0.0
 
     real = Rounds.draft
 
@@ -113,7 +111,7 @@ def test_a_round_that_stops_is_one_that_was_asked_for_fewer(
         result = asked.round(4)
         assert (result.tokens, result.n_draft) == (tokens, n_draft)
         assert result.is_early == (length < 4)
-    assert looked == [*range(1, min(length, 3) + 1)] * 15
+    assert looked == [*range(min(length, 3))] * 15
     assert asked.history == wanted.history
 
 
@@ -157,7 +155,7 @@ def has_run(session: Session, role: str) -> bool:
 
 
 def test_what_is_looked_at_is_the_row_before_its_token_is_drawn(opened, prompt, monkeypatch):
-    """The largest probability of the draft's raw row, and never the first row."""
+    """The largest probability of the draft's raw row; never of a row that none may follow."""
     session, seen = Session(opened), []
     real = ModelDraft.confidence
 
@@ -173,7 +171,7 @@ def test_what_is_looked_at_is_the_row_before_its_token_is_drawn(opened, prompt, 
     session.first()
     for _ in range(20):
         assert min(session.round(4).tokens) >= 0
-    assert {i for i, _, _ in seen} == {1, 2, 3}
+    assert {i for i, _, _ in seen} == {0, 1, 2}
     for _, share, logits in seen:
         weights = np.exp(logits.astype(np.float64) - logits.max())
         assert share == pytest.approx(weights.max() / weights.sum(), rel=1e-4)
@@ -393,7 +391,7 @@ def test_together_with_a_pipeline_that_was_asked_for_it_is_refused(opened, promp
     assert not session.remarks
 
 
-COSTS = GammaCosts(1.0, (1.1, 1.2, 1.3, 1.4), 0.7, EarlyCosts(0.3, 0.5, 0.9, 0.05))
+COSTS = GammaCosts(1.0, (1.1, 1.2, 1.3, 1.4), 0.7, EarlyExit(0.3, 0.5, 0.5))
 
 
 def test_what_pays_by_the_profile_is_taken_where_rounds_are_not_pipelined(opened, prompt):
