@@ -9,6 +9,7 @@ from pathlib import Path
 
 from spec_export.calibration import evidence
 from spec_export.calibration.conditions import conditions
+from spec_export.calibration.early_exit import forecast_early
 from spec_export.calibration.estimate import (
     Interval,
     RecordedRound,
@@ -95,6 +96,7 @@ def calibrate(
     least = break_even_alpha(texts, widths)
     accepted = acceptance_of(texts, widths.gammas[-1])
     advice = advise(best, measured, accepted.alpha, least)
+    early = forecast_early(texts, widths)
     return Profile(
         schema=PROFILE_SCHEMA,
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -113,6 +115,8 @@ def calibrate(
         measured=measured,
         break_even_alpha=least,
         reason=advice.reason,
+        draft_confidence=early.confidence if early is not None and early.pays else 0.0,
+        early=early,
     )
 
 
@@ -190,6 +194,7 @@ def times_of(texts: Sequence[TextEvidence], widths: Widths) -> PartTimes:
         accept=parts.get(evidence.accept(widths.gammas[-1] + 1)),
         host=host_times(texts, widths),
         rounds=tuple(RoundTimes(n, ms) for n, ms in timed_rounds(texts).items()),
+        confidence=parts.get(evidence.CONFIDENCE),
     )
 
 

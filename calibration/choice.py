@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from spec_export.calibration.profile import PROFILE_FILE, PartTimes, read_profile, why_unusable
 from spec_export.engines.errors import RequestError
-from spec_export.runtime.adaptive import GammaCosts
+from spec_export.runtime.adaptive import EarlyExit, GammaCosts
 from spec_export.runtime.opened import make_backend
 from spec_export.runtime.stream import Request, plain_role
 
@@ -45,9 +46,14 @@ def gamma_costs(opened: OpenedBundle, request: Request, threads: int | None = No
         raise RequestError(f"--gamma auto: {reason}")
     alpha = profile.acceptance.alpha
     is_fast = plain_role(opened, request) == "decode"
-    return costs_of(
+    costs = costs_of(
         profile.times, manifest.gammas, 0.5 if alpha is None else alpha.value, is_fast=is_fast
     )
+    early = profile.early
+    if early is None:
+        return costs
+    exit_ = EarlyExit(profile.draft_confidence, early.goes_on, early.later)
+    return replace(costs, early=exit_)
 
 
 def costs_of(

@@ -37,11 +37,13 @@ class RecordedRound:
         n_draft: drafts verified, 0 for a step without drafts.
         n_accepted: drafts the target accepted.
         kept: tokens that became text: `n_accepted + 1`, or fewer where a stop cut the round.
+        is_early: it stopped drafting where the draft was not sure, which rejects nothing.
     """
 
     n_draft: int
     n_accepted: int
     kept: int
+    is_early: bool = False
 
     def __post_init__(self) -> None:
         fits = 0 <= self.n_accepted <= self.n_draft and 1 <= self.kept <= self.n_accepted + 1

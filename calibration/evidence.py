@@ -19,6 +19,7 @@ from spec_export.calibration.estimate import RecordedRound
 
 # Names of the parts; a pass of the target over m rows is `target m`, judging m rows `accept m`.
 CATCH_UP, STEP, PROPOSE = "draft catch_up", "draft step", "propose"
+CONFIDENCE = "confidence"
 
 
 def target_pass(rows: int) -> str:
@@ -40,12 +41,15 @@ class TimedRound:
         n_accepted: drafts accepted.
         kept: tokens that became text.
         ms: time from the call to its result.
+        confidences: of each draft, the largest probability of the row it was drawn from, 0 to 1;
+            empty where that was not looked at.
     """
 
     n_draft: int
     n_accepted: int
     kept: int
     ms: float
+    confidences: tuple[float, ...] = ()
 
     @property
     def recorded(self) -> RecordedRound:
@@ -74,7 +78,7 @@ class TextEvidence:
     beta: tuple[float, ...] = ()
 
 
-def replay(rounds: Sequence[TimedRound], gamma: int) -> list[RecordedRound]:
+def replay(rounds: Sequence[TimedRound], gamma: int, least: float = 0.0) -> list[RecordedRound]:
     """The rounds that decoding the text takes with `gamma` drafts.
 
     Exact at temperature 0 and with the rule `invariant`, where a text does not depend on drafts.
@@ -85,16 +89,24 @@ def replay(rounds: Sequence[TimedRound], gamma: int) -> list[RecordedRound]:
     Args:
         rounds: begun at each token, with at least `gamma` drafts where there were so many.
         gamma: drafts a round.
+        least: a round drafts no further than a token of which the model was less sure.
     """
     found, at = [], 0
     while at < len(rounds):
         begun = rounds[at]
-        n_draft = min(begun.n_draft, gamma)
+        most = min(begun.n_draft, gamma)
+        n_draft = sure_drafts(begun.confidences, most, least)
         n_accepted = min(begun.n_accepted, n_draft)
         kept = min(begun.kept, n_accepted + 1)
-        found.append(RecordedRound(n_draft, n_accepted, kept))
+        found.append(RecordedRound(n_draft, n_accepted, kept, n_draft < most))
         at += kept
     return found
+
+
+def sure_drafts(confidences: Sequence[float], most: int, least: float) -> int:
+    """How many of up to `most` drafts a round has; the first that is not sure is the last."""
+    looked_at = confidences[: max(0, most - 1)]
+    return next((i for i, sure in enumerate(looked_at, start=1) if sure < least), most)
 
 
 @dataclass(frozen=True)

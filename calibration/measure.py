@@ -11,7 +11,7 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from spec_export.calibration.evidence import TextEvidence, TimedRound
@@ -157,7 +157,8 @@ def decode_rounds(session: Session, ids: Sequence[int], task: Task) -> Decoded:
 
     Only the first token of a round is kept; the rest is taken back and comes again. At every third
     token a round of fewer drafts is timed before, every number of them in turn, and taken back
-    whole. A text ends at an end token, at the limit, or where no whole round fits any more.
+    whole. How sure the drafting model was is read after a round, out of its time. A text ends at an
+    end token, at the limit, or where no whole round fits any more.
     """
     ends, gamma = session.opened.manifest.text.end_ids, session.gamma
     session.begin(task.sampling, plain_role(session.opened, Request()))
@@ -171,7 +172,8 @@ def decode_rounds(session: Session, ids: Sequence[int], task: Task) -> Decoded:
         if gamma > 1 and len(rounds) % _SHORTER_EVERY == 0:
             shorter.append(_timed_round(session, 1 + len(shorter) % (gamma - 1)))
             session.rewind(committed)
-        rounds.append(_timed_round(session, gamma))
+        whole = _timed_round(session, gamma)
+        rounds.append(replace(whole, confidences=tuple(session.confidences())))
         if session.history[committed] in ends:
             break
         session.rewind(committed + 1)

@@ -1,4 +1,4 @@
-"""Time the parts of a round by themselves: passes of the target and the draft, propose and accept.
+"""Time the parts of a round by themselves: passes of both models, propose, confidence, accept.
 
 They take turns, one of each in every turn, so that a machine that gets slower does so for all. They
 run over caches of their own, which hold zeros: what a pass costs does not depend on what it reads.
@@ -37,6 +37,8 @@ class PartsTimer:
         self._calls = _target_calls(opened, kv_len) | _draft_calls(opened, kv_len)
         if greedy:
             self._calls |= _sampling_calls(opened)
+        if opened.draft is not None:
+            self._calls |= _named_calls(opened, {"confidence": evidence.CONFIDENCE})
         self.turn(_WARM_UP)
 
     @property
@@ -96,10 +98,16 @@ def _sampling_calls(opened: OpenedBundle) -> dict[str, Call]:
     manifest, wanted = opened.manifest, {"propose_greedy": evidence.PROPOSE}
     for gamma in manifest.gammas:
         wanted[f"accept_greedy.{gamma + 1}"] = evidence.accept(gamma + 1)
+    return _named_calls(opened, wanted)
+
+
+def _named_calls(opened: OpenedBundle, wanted: Mapping[str, str]) -> dict[str, Call]:
+    """Sampling graphs that the bundle has, under other names."""
+    described = opened.manifest.sampling
     return {
-        name: _sampling_call(opened.device, opened.sampling[graph], manifest.sampling[graph])
+        name: _sampling_call(opened.device, opened.sampling[graph], described[graph])
         for graph, name in wanted.items()
-        if graph in manifest.sampling
+        if graph in described
     }
 
 

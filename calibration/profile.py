@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spec_export.calibration.conditions import Conditions
+from spec_export.calibration.early_exit import EarlyForecast
 from spec_export.calibration.estimate import Interval
 from spec_export.calibration.evidence import Times
 from spec_export.calibration.forecast import GammaForecast
@@ -100,6 +101,7 @@ class PartTimes:
         accept: of judging the widest verify pass.
         host: of what is left of a round.
         rounds: of whole rounds as timed in texts, by their drafts; 0: without any, two rows or one.
+        confidence: of looking how sure the draft is of its next token.
     """
 
     target: tuple[PassTimes, ...]
@@ -110,6 +112,7 @@ class PartTimes:
     accept: Times | None
     host: Times | None
     rounds: tuple[RoundTimes, ...]
+    confidence: Times | None = None
 
 
 @dataclass(frozen=True)
@@ -134,6 +137,10 @@ class Profile:
         measured: its speed-up over the fastest plain decoding, same prompts, same tokens.
         break_even_alpha: do not speculate below; None where even alpha 1 is not enough.
         reason: the advice in a sentence.
+        draft_confidence: rounds should stop drafting below it; 0: that does not pay, or was not
+            measured. What `run --gamma auto` goes by.
+        early: what the best such threshold is predicted to do, whether it pays or not; None where
+            none was measured: with look-up, with one draft a round, with pipelined rounds.
     """
 
     schema: int
@@ -153,6 +160,8 @@ class Profile:
     measured: Interval
     break_even_alpha: float | None
     reason: str
+    draft_confidence: float = 0.0
+    early: EarlyForecast | None = None
 
 
 def read_profile(path: Path) -> Profile:
@@ -222,19 +231,33 @@ def _check(profile: Profile, origin: str) -> None:
         if share is not None and not 0 <= share.low <= share.value <= share.high <= 1:
             _refuse(f"an acceptance is {share.value} in {share.low} to {share.high}", origin)
     speeds = [profile.speedup, profile.measured, *(found.speedup for found in profile.forecasts)]
+    early = profile.early
+    if early is not None:
+        _check_early(early, len(gammas), origin)
+        speeds += [early.speedup, early.gain]
+    if profile.draft_confidence not in (0.0, 0.0 if early is None else early.confidence):
+        _refuse(f"a draft confidence of {profile.draft_confidence} has no forecast", origin)
     for speed in speeds:
         if not 0 < speed.low <= speed.value <= speed.high:
             _refuse(f"a speed-up is {speed.value} in {speed.low} to {speed.high}", origin)
     for times in _all_times(profile.times):
         if not 0 <= times.low <= times.median <= times.high or times.count < 1:
             _refuse(f"a time is {times.median} ms in {times.low} to {times.high}", origin)
-    whole = [found.ms for found in (*profile.times.target, *profile.times.rounds)]
+    target, rounds = profile.times.target, profile.times.rounds
+    whole = [*(found.ms for found in target), *(found.ms for found in rounds)]
     if any(times.median <= 0 for times in (profile.times.plain, *whole)):
         _refuse("a pass took no time", origin)
 
 
+def _check_early(early: EarlyForecast, gammas: int, origin: str) -> None:
+    is_sound = 0 < early.confidence < 1 and 2 <= early.gamma <= gammas
+    if not is_sound or not all(0 <= share <= 1 for share in (early.goes_on, early.later)):
+        _refuse(f"rounds of {early.gamma} drafts stop below {early.confidence}", origin)
+
+
 def _all_times(times: PartTimes) -> list[Times]:
-    parts = (times.plain, times.catch_up, times.step, times.propose, times.accept, times.host)
+    drafting = (times.catch_up, times.step, times.propose, times.confidence)
+    parts = (times.plain, *drafting, times.accept, times.host)
     whole = [*(found.ms for found in times.target), *(found.ms for found in times.rounds)]
     return [*whole, *(part for part in parts if part is not None)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from spec_export.calibration import html_report, svg_chart
+from spec_export.calibration.early_exit import EarlyForecast
 from spec_export.calibration.estimate import Interval
 from spec_export.calibration.evidence import Times
 from spec_export.calibration.html_report import Bar, Table
@@ -75,6 +76,8 @@ def remarks(profile: Profile) -> list[str]:
             "beta is what a draft drawn at any token of these texts would be accepted with, from "
             "both models reading them; alpha comes from rounds"
         )
+    if profile.early is not None:
+        said.append(_early(profile, profile.early))
     predicted = next(f for f in profile.forecasts if f.gamma == profile.measured_gamma).speedup
     apart = predicted.value / profile.measured.value - 1
     if abs(apart) > 0.1:
@@ -82,6 +85,18 @@ def remarks(profile: Profile) -> list[str]:
             f"the prediction is {apart:+.0%} off the measurement; the machine may have been busy"
         )
     return said
+
+
+def _early(profile: Profile, early: EarlyForecast) -> str:
+    """What stopping early would bring, in a sentence."""
+    gain, found = early.gain, f"below a draft confidence of {early.confidence:.2f}"
+    by = f"{gain.value - 1:+.1%} ({gain.low - 1:+.1%} to {gain.high - 1:+.1%}) predicted"
+    if not profile.draft_confidence:
+        return f"rounds need not stop drafting early: at best, {found}, {by}"
+    return (
+        f"rounds of up to {_count(early.gamma, 'draft')} that stop {found}: "
+        f"{early.speedup.value:.2f}x, {by} over the best without; `run --gamma auto` does so"
+    )
 
 
 def _count(number: int, thing: str) -> str:
@@ -123,7 +138,8 @@ def _time_bars(profile: Profile) -> list[Bar]:
     named: list[tuple[str, Times | None]] = [("plain step", times.plain)]
     named += [(f"target, {_count(found.rows, 'row')}", found.ms) for found in times.target]
     named += [("draft, first pass", times.catch_up), ("draft, further step", times.step)]
-    named += [("propose", times.propose), ("accept", times.accept), ("rest of a round", times.host)]
+    named += [("propose", times.propose), ("draft confidence", times.confidence)]
+    named += [("accept", times.accept), ("rest of a round", times.host)]
     named += [(f"round, {_count(r.n_draft, 'draft')}", r.ms) for r in times.rounds]
     return [
         Bar(name, found.median, f"{found.median:.2f} ({found.low:.2f}-{found.high:.2f})")
