@@ -4,7 +4,8 @@
 
 The calls of a session run on rows of logits as a language model leaves them: Zipf's law with noise,
 sharpened so that 95 % of a row lie on some hundred tokens. Host work is in: noise, and for `edits`
-the counts of the text. `share` holds the best round of a variant against `--round-ms`, where given.
+the counts of the text. `draft confidence` is what an early exit adds to a draft, read by the host.
+`share` holds the best round of a variant against `--round-ms`, where given.
 The last line is one JSON object.
 """
 
@@ -27,6 +28,7 @@ from spec_export.engines.graphs import SamplingSpec, TensorSpec
 from spec_export.engines.ort import OrtBackend
 from spec_export.export.sampling_graphs import sampling_graphs
 from spec_export.runtime.buffers import HostMirror, Report, allocate_round
+from spec_export.runtime.confidence import DraftConfidence
 from spec_export.runtime.sampling import Sampling, plan_for
 from spec_export.runtime.sampling_calls import SamplingCalls
 
@@ -134,6 +136,18 @@ def measure(stub: Any, sampling: Sampling, vocabulary: int, gamma: int, rounds: 
     return spent[rounds // 5 :]
 
 
+def measure_confidence(stub: Any, vocabulary: int, times: int) -> list[float]:
+    """Milliseconds of looking how sure a draft is, as a round does before each draw."""
+    rng, logits = np.random.default_rng(0), stub.device.allocate((1, 1, vocabulary), np.float32)
+    confidence, spent = DraftConfidence(stub, [logits]), []
+    for _ in range(times):
+        logits.host[...] = rows_like_a_model(rng, 1, vocabulary)
+        started = time.perf_counter()
+        confidence.read(0)
+        spent.append((time.perf_counter() - started) * 1e3)
+    return spent[times // 5 :]
+
+
 def fill(logits: Buffer, drafts: list[Buffer], rows: np.ndarray, rng: np.random.Generator) -> None:
     """Put the target's rows in place, and on the draft's side the same with some noise."""
     assert logits.host is not None
@@ -155,8 +169,11 @@ def main() -> None:
     for vocabulary in arguments.vocabulary:
         with tempfile.TemporaryDirectory() as folder:
             stub = Stub(backend, vocabulary, arguments.gamma, Path(folder))
-            for name, sampling in VARIANTS.items():
-                spent = measure(stub, sampling, vocabulary, arguments.gamma, arguments.rounds)
+            for name, sampling in (("draft confidence", None), *VARIANTS.items()):
+                if sampling is None:
+                    spent = measure_confidence(stub, vocabulary, arguments.rounds)
+                else:
+                    spent = measure(stub, sampling, vocabulary, arguments.gamma, arguments.rounds)
                 result: dict[str, Any] = {
                     "vocabulary": vocabulary,
                     "variant": name,
