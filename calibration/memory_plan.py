@@ -13,6 +13,7 @@ from spec_export.calibration.memory import (
     largest_context,
     memory_use,
 )
+from spec_export.engines.byte_counts import size
 
 _SHORTEST_SHOWN = 512
 _BAR = 30
@@ -162,16 +163,6 @@ def remarks(plan: MemoryPlan) -> list[str]:
             "memory less 1.5 GiB; give --memory-limit where you know better"
         )
     return said
-
-
-def size(count: int) -> str:
-    """Bytes in the decimal unit that keeps the number short."""
-    value, unit = float(count), "bytes"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if value < 999.5:
-            break
-        value, unit = value / 1000, larger
-    return f"{count} bytes" if unit == "bytes" else f"{value:.3g} {unit}"
 
 
 def _longest(plan: MemoryPlan) -> str:

@@ -10,9 +10,12 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from spec_export.engines.byte_counts import size
+
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
+__all__ = ["Steps", "Waiting", "print_rows", "printable", "size"]
 _VERIFYING = "verifying "
 _ALL_FILES = "verifying files"
 
@@ -139,16 +142,6 @@ def print_rows(rows: list[tuple[str, str]], *, to_stderr: bool = False) -> None:
 def printable(text: str) -> str:
     """Text of a file with what would steer a terminal, or forge a line, written out."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-
-
-def size(count: int) -> str:
-    """Bytes in the decimal unit that keeps the number short."""
-    value, unit = float(count), "bytes"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if value < 999.5:
-            break
-        value, unit = value / 1000, larger
-    return f"{count} bytes" if unit == "bytes" else f"{value:.3g} {unit}"
 
 
 def _new_bars(*, animated: bool) -> Progress:
