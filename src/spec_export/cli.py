@@ -103,10 +103,11 @@ def _model_to_engine(
     )
     checkpoints = making.Checkpoints(target, draft, chosen.exported_dtype, trust_remote_code)
     shapes = making.Shapes(making.parse_gammas(gamma), max_len, chunk)
+    lost = making_report.lost_rows(output)
     with Steps(quiet=quiet) as steps:
         made = making.model_to_engine(checkpoints, shapes, output, chosen, keep_exported, steps)
     if not quiet:
-        print_rows(making_report.made_rows(made))
+        print_rows(making_report.made_rows(made, lost))
 
 
 @app.command("export", cls=Command)
@@ -218,10 +219,11 @@ def _build(
         not no_single_row,
     )
     shapes = making.Shapes(making.parse_gammas(gamma), max_len, chunk)
+    lost = making_report.lost_rows(output)
     with Steps(quiet=quiet) as steps:
         made = making.build(exported, shapes, output, chosen, steps)
     if not quiet:
-        print_rows(making_report.made_rows(made))
+        print_rows(making_report.made_rows(made, lost))
 
 
 @app.command("run", cls=Command)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from spec_export.console import size
@@ -69,8 +70,16 @@ def quantization_rows(models: dict[str, ModelSpec]) -> Rows:
     return rows
 
 
-def made_rows(made: Made) -> Rows:
-    """Report of a build."""
+def lost_rows(out: Path) -> Rows:
+    """What a bundle that is about to be replaced has, and the new one will not; ask before."""
+    if not (out / "profile.json").is_file():
+        return []
+    gone = "that of the bundle replaced is gone; spec-export calibrate measures this one"
+    return [("profile", gone)]
+
+
+def made_rows(made: Made, lost: Sequence[tuple[str, str]] = ()) -> Rows:
+    """Report of a build; `lost` is what `lost_rows` found before it."""
     manifest = made.bundle.manifest
     path = made.bundle.path
     return [
@@ -85,6 +94,7 @@ def made_rows(made: Made) -> Rows:
         *([("self-check", self_check(made.self_check))] if made.self_check else []),
         ("device", device(manifest.device)),
         *compiler_rows(manifest),
+        *lost,
         ("next", _next(made)),
     ]
 

@@ -66,6 +66,19 @@ def test_export_and_build_are_the_two_halves(cli, out, tiny_pair_exported):
     assert left_in(out.parent) == ["exported", "out"]
 
 
+def test_a_build_over_an_older_bundle_says_that_its_profile_is_gone(cli, out, tiny_pair_exported):
+    """It went away without a word, and with it what `run --gamma auto` goes by."""
+    asked = ("build", tiny_pair_exported, "--max-len", 32, "--chunk", 16, "-o", out)
+    assert "profile" not in cli(*asked).out
+    for left in (True, False):
+        if left:
+            (out / "profile.json").write_text("{}")
+        lines = [line for line in cli(*asked).out.splitlines() if "profile" in line]
+        assert len(lines) == left
+        assert all("is gone; spec-export calibrate" in line for line in lines)
+    assert left_in(out.parent) == ["out"] and "profile.json" not in left_in(out)
+
+
 def test_sizes_are_said_before_they_are_taken(cli, out, tiny_pair_exported):
     """onnxruntime-genai 550: a default of the whole context took all memory."""
     called = cli("build", tiny_pair_exported, "--max-len", 64, "--chunk", 32, "-o", out)
