@@ -127,7 +127,11 @@ def bare_imports(imports: list[Import]) -> list[Import]:
 
 def eager_in_src(imports: list[Import], siblings: frozenset[str]) -> list[Import]:
     """What a module of the root package imports at its head and should import where it is used."""
-    light = (*(f"spec_export.{name}" for name in siblings), "spec_export.engines.errors")
+    light = (
+        *(f"spec_export.{name}" for name in siblings),
+        "spec_export.engines.byte_counts",
+        "spec_export.engines.errors",
+    )
     heavy = {"numpy", "tokenizers", *TRACING, *ONNX, *ENGINE_LIBRARIES}
     return [
         found
