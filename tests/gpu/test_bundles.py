@@ -46,6 +46,14 @@ def test_texts_are_of_the_targets_law(rule, session, steps):
     steps.session_law(session, rule, 300)
 
 
+def test_an_early_exit_is_not_seen_in_the_text(session):
+    """The host looks at drafts between the calls of a round, which is then no recording."""
+    for sampling in (Sampling(), Sampling(1.0, 3)):
+        expected = text(session, sampling=sampling)
+        for least in (0.1, 0.3, 0.99):
+            assert text(session, sampling=sampling, draft_confidence=least) == expected
+
+
 def test_the_librarys_own_graphs_stay_on(session, steps):
     if session.opened.manifest.device.backend != "onnxruntime-cuda":
         pytest.skip("the device captures rounds")

@@ -58,10 +58,10 @@ def counted_constructors() -> Iterator[Counter[str]]:
         yield made
 
 
-def started(opened, temperature: float) -> Session:
+def started(opened, temperature: float, draft_confidence: float = 0.0) -> Session:
     """A session some rounds into a text: what is made on first use has been made."""
     session = Session(opened)
-    session.begin(Sampling(temperature, 5))
+    session.begin(Sampling(temperature, 5), draft_confidence=draft_confidence)
     session.prefill(opened.text.encode("And it came to pass, and it came to pass, and it"))
     session.first()
     run_rounds(session, 30)
@@ -88,6 +88,36 @@ def test_a_round_constructs_nothing(draft, temperature, build_tiny, open_once):
         drafted = run_rounds(session, ROUNDS)
     assert (drafted > ROUNDS // 4) == (draft != "none")
     assert not made
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_a_round_that_may_stop_early_constructs_nothing(temperature, build_tiny, open_once):
+    """Beside the report it brings four bytes for each draft that another may follow."""
+    opened = open_once(build_tiny("pair"))
+    device = CountingDevice(opened.device)
+    session = started(replace(opened, device=device), temperature, 0.15)
+    with counted_constructors() as made:
+        drafted = run_rounds(session, ROUNDS)
+    assert not made and ROUNDS < drafted < 3 * ROUNDS
+    session.rewind(40)
+    for _ in range(20):
+        device.counts.clear()
+        result = session.round(session.gamma)
+        looked_at = min(result.n_draft, session.gamma - 1)
+        assert device.counts["download"] == 1 + looked_at
+        report = 8 + 12 * (session.gamma + 1)
+        assert device.counts["downloaded bytes"] == report + 4 * looked_at
+        if session.room <= session.gamma + 1:
+            session.rewind(40)
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_memory_is_flat_over_rounds_that_may_stop_early(temperature, build_tiny, open_once):
+    session = started(open_once(build_tiny("pair")), temperature, 0.15)
+    session.rewind(40)
+    found = measured(session)
+    assert found.kept < KEPT, found
+    assert found.passing < PASSING, found
 
 
 def test_the_count_sees_what_it_counts(tiny_bundle, open_once):

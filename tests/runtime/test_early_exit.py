@@ -22,6 +22,7 @@ from spec_export.runtime.drafts import ModelDraft
 from spec_export.runtime.rounds import Rounds
 from tests.decoding import decode, logits_of, with_end_ids
 from tests.deferred_device import deferred
+from tests.fake_gpu import on_fake_gpu
 from tests.runtime import test_sampling as law_of_three
 
 PROMPT = "And the king said unto him"
@@ -381,6 +382,18 @@ def test_on_a_device_that_works_later_rounds_run_call_by_call(opened, prompt):
             again = decode(session, prompt, sampling=sampling, **request)
             assert again.tokens == decode(opened, prompt, sampling=sampling, **request).tokens
             assert later.device.counts["recorded"] > 0 and len(session.remarks) == 1
+
+
+def test_on_the_gpu_device(opened, prompt):
+    """Over the fake CUDA runtime: copies to the host between the calls of a round."""
+    moved, cudart = on_fake_gpu(opened)
+    session = Session(moved)
+    for name in ("greedy", "reject"):
+        request = {"max_tokens": 40, "ignore_end": True, "sampling": SAMPLINGS[name]}
+        expected = decode(opened, prompt, draft_confidence=0.15, **request)
+        found = decode(session, prompt, draft_confidence=0.15, **request)
+        assert (found.tokens, found.stats.early) == (expected.tokens, expected.stats.early)
+    assert cudart.faults == []
 
 
 def test_together_with_a_pipeline_that_was_asked_for_it_is_refused(opened, prompt):
