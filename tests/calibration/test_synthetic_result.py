@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from spec_export.calibration import evidence, theory
+from spec_export.calibration import evidence, synthetic, theory
 from spec_export.calibration.estimate import Trials
 from spec_export.calibration.forecast import Widths
 from spec_export.calibration.measure import Race, Task
@@ -208,6 +208,23 @@ def test_laps_have_the_acceptance_that_was_set(open_once, build_tiny, draft, sam
         assert abs(trials.accepted - speed.alpha * trials.tested) <= reach
     low, high = result.speeds
     assert high.tokens_a_pass > 2 * low.tokens_a_pass
+
+
+def test_a_text_that_takes_another_turn_is_timed_up_to_there(open_once, tiny_bundle, monkeypatch):
+    """As on an engine whose bits depend on the width of a pass."""
+    right = synthetic.record_text
+
+    def turned(session, prompt, request):
+        text = right(session, prompt, request)
+        text[len(prompt) + 20] = (text[len(prompt) + 20] + 1) % 900
+        return text
+
+    monkeypatch.setattr(synthetic, "record_text", turned)
+    found, asked = real(open_once(tiny_bundle))
+    assert all(lap.has_departed and 20 <= lap.race.tokens <= 24 for lap in found.laps)
+    result = synthetic_result(found)
+    assert (result.departed, result.texts) == (6, 6)
+    assert any("6 of 6 texts took another turn" in r for r in remarks(result, DEVICE, asked))
 
 
 def test_drafts_right_at_a_low_acceptance_are_right_at_a_high_one(open_once, tiny_bundle):
