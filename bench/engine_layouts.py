@@ -18,13 +18,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from spec_export.console import Steps
 from spec_export.engines import trt_api
 from spec_export.engines.build import BuildOptions, pinned_models, read_exported
 from spec_export.engines.graphs import ModelSpec
-from spec_export.engines.prepare import Precision, prepare_exported
+from spec_export.engines.prepare import retype_exported
 from spec_export.engines.trt_build import TimingCache, TrtOptions, compile_engine
 from spec_export.engines.trt_prepare import read_pinned
 from spec_export.engines.trt_profiles import profile_shapes
+from spec_export.quantizing import Quantizing, quantize_directory
 
 
 def layouts(spec: ModelSpec) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
@@ -61,18 +63,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("exported", type=Path)
     parser.add_argument("--dtype", default=None, help="of weights; as exported unless given")
-    parser.add_argument("--weights", default=None, help="int8, int4 or fp8")
+    parser.add_argument("--weights", default=None, help="int8, int4, fp8 or nvfp4, to nearest")
     parser.add_argument("--compute-capability", default="8.9")
     parser.add_argument("--max-len", type=int, default=1024)
     given = parser.parse_args()
     capabilities = tuple(given.compute_capability.split(","))
     with tempfile.TemporaryDirectory() as folder:
         work, exported = Path(folder), given.exported
-        precision = Precision(given.dtype, given.weights)
-        if precision.changes(read_exported(exported)):
-            exported = work / "prepared"
-            exported.mkdir()
-            prepare_exported(given.exported, exported, precision)
+        if given.weights is not None:
+            quantize_directory(
+                exported,
+                work / "quantized",
+                Quantizing(weights=given.weights, quantizer="rtn"),
+                "tensorrt-rtx",
+                Steps(quiet=True),
+            )
+            exported = work / "quantized"
+        if given.dtype not in (None, read_exported(exported).models["target"].dtype):
+            (work / "retyped").mkdir()
+            retype_exported(exported, work / "retyped", given.dtype)
+            exported = work / "retyped"
         options = BuildOptions(gamma=4, max_len=given.max_len, chunk=128)
         spec = pinned_models(read_exported(exported), options)["target"]
         weights = spec.parameters_bytes

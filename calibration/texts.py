@@ -55,7 +55,8 @@ def _ids(file: Path) -> list[list[int]]:
         raise RequestError(f"{file} cannot be read: {error}") from error
     if found.ndim not in (2, 3) or found.dtype.kind not in "iu" or not found.size:
         raise RequestError(
-            f"{file}: {_KEY} is {found.dtype} {list(found.shape)}; expected whole numbers [n, length]"
+            f"{file}: {_KEY} is {found.dtype} {list(found.shape)}; expected were whole numbers "
+            "[n, length]"
         )
     rows = found.reshape(-1, found.shape[-1]).astype(np.int64)
     if int(rows.min()) < 0:

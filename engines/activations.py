@@ -77,19 +77,23 @@ def check_rounding(graph: ir.Graph) -> None:
     Raises:
         BuildError: names the node.
     """
-    for node in graph:
-        if node.op_type in _BY_PASS or _has_own_scale(graph, node):
+    for node in graph.all_nodes():
+        if node.op_type in _BY_PASS or _has_own_scale(node):
             raise BuildError(
-                f"{node.name or node.outputs[0].name} ({node.op_type}) rounds all rows of a pass "
-                "by one scale taken from them: an accepted token would depend on refused drafts. "
-                "Export the model again with scales that are fixed, or with a scale for each row"
+                f"{node.name or node.outputs[0].name} ({node.op_type}) rounds the rows of a pass "
+                "by a scale taken from them: an accepted token would depend on refused drafts. "
+                "Export the model again with scales that are fixed, or in float32, for "
+                "`spec-export quantize`"
             )
 
 
-def _has_own_scale(graph: ir.Graph, node: ir.Node) -> bool:
+def _has_own_scale(node: ir.Node) -> bool:
     """Whether a `QuantizeLinear` is given a scale that is computed."""
     scale = node.inputs[1] if node.op_type == "QuantizeLinear" else None
-    return scale is not None and scale.name not in graph.initializers
+    if scale is None or scale.is_initializer():
+        return False
+    producer = scale.producer()
+    return producer is None or producer.op_type != "Constant"
 
 
 def _pending(content: np.ndarray, kind: ir.DataType) -> Pending:

@@ -134,6 +134,7 @@ class TrtBackend:
         from spec_export.engines import trt_plan, trt_prepare
 
         model = trt_prepare.read_pinned(graph, {"C": capacity})
+        _check_rounding(graph)
         among = self._capabilities if self._bundle == out.parent else None
         plan = trt_plan.plan_roles(self.api, self.options, model, spec, capacity, among)
         spec = replace(spec, roles=plan.roles)
@@ -213,6 +214,16 @@ class TrtBackend:
                 "spec-export build EXPORTED --backend onnxruntime -o BUNDLE"
             )
         return open_engine(self.api, self.device, self._scratch, spec, profiles)
+
+
+def _check_rounding(graph: Path) -> None:
+    """Refuse a graph whose rows depend on the rest of their pass; its weights are not read."""
+    require("build", "onnx_ir")
+    import onnx_ir as ir
+
+    from spec_export.engines.activations import check_rounding
+
+    check_rounding(ir.load(graph).graph)
 
 
 def _check_fused(network: Network, spec: ModelSpec, capacity: int) -> None:

@@ -89,7 +89,7 @@ class _Matrix:
         self._option = f"--{'head' if product.is_head else 'weights'} {self._format}"
         block = FP4_BLOCK if self._format == "nvfp4" else _dividing(wanted.block, product)
         self._check_shape(block)
-        self._is_whole = self._format in _BITS
+        self._block, self._is_whole = block, self._format in _BITS
         self.grid = Grid(
             _BITS.get(self._format, 0), block or product.shape[0], wanted.zeros and self._is_whole
         )
@@ -126,8 +126,7 @@ class _Matrix:
             values = [numbers, self._dequantized([small, whole], {}, f"{stem}.scales")]
         elif len(values) == 3:
             values = [values[0], values[2], values[1]]  # the operator has zero points last
-        is_blocked = self.grid.block != product.shape[0]
-        how = {"axis": 0, "block_size": self.grid.block} if is_blocked else {"axis": 1}
+        how = {"axis": 0, "block_size": self._block} if self._block else {"axis": 1}
         product.node.replace_input_with(1, self._dequantized(values, how, f"{stem}.read"))
         product.drop_weight(graph)
         return made
@@ -141,7 +140,8 @@ class _Matrix:
             return round_matrix(quantizer, load(), self.grid, self.inputs)
 
         if self._is_whole:
-            return whole_numbers(name, self._product.shape, self.grid, rounded)
+            is_blocked = bool(self._block)
+            return whole_numbers(name, self._product.shape, self.grid, rounded, is_blocked)
         encode = fp8 if self._format == "fp8" else nvfp4
         return encode(name, self._product.shape, load)
 
@@ -165,11 +165,12 @@ class _Matrix:
     def _check_shape(self, block: int) -> None:
         (rows, columns), name = self._product.shape, self._product.weight.name
         if block and rows % block:
+            other = "" if self._format == "int8" else ", or take --weights int8"
             raise BuildError(
                 f"{self._option}: {name} has {rows} rows, which blocks of {block} do not divide; "
-                "give another --block, or 0 for a scale a column"
+                f"give a --block that does{other}"
             )
-        if self._format in ("int4", "nvfp4") and columns % 2:
+        if self._format == "nvfp4" and columns % 2:
             raise BuildError(f"{self._option}: {name} has an odd number of columns")
 
 

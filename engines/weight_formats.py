@@ -28,7 +28,7 @@ Load = Callable[[], np.ndarray]
 
 
 def whole_numbers(
-    name: str, shape: tuple[int, int], grid: Grid, make: Callable[[], Rounded]
+    name: str, shape: tuple[int, int], grid: Grid, make: Callable[[], Rounded], is_blocked: bool
 ) -> dict[str, Pending]:
     """Numbers of 4 or 8 bits, signed where there are no zero points.
 
@@ -37,10 +37,12 @@ def whole_numbers(
         shape: of the matrix.
         grid: of the numbers.
         make: rounds the matrix; called once for all that is written of it.
+        is_blocked: scales are stored by block, also where there is but one.
     """
     (rows, columns), signed = shape, not grid.has_zeros
     rounded = functools.lru_cache(maxsize=1)(make)
-    kind, scales = _KINDS[grid.bits, signed], _scale_shape(rows, columns, grid)
+    kind = _KINDS[grid.bits, signed]
+    scales = (rows // grid.block, columns) if is_blocked else (columns,)
 
     def numbers() -> Iterator[np.ndarray]:
         yield _packed(rounded().numbers, grid, signed)
@@ -59,10 +61,6 @@ def whole_numbers(
     if not signed:
         made[f"{name}.zero"] = Pending(kind, scales, zeros)
     return made | {f"{name}.scale": Pending(ir.DataType.FLOAT, scales, steps)}
-
-
-def _scale_shape(rows: int, columns: int, grid: Grid) -> tuple[int, ...]:
-    return (columns,) if grid.block == rows else (rows // grid.block, columns)
 
 
 def _packed(numbers: np.ndarray, grid: Grid, signed: bool) -> np.ndarray:

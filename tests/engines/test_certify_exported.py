@@ -19,7 +19,7 @@ from spec_export.engines.errors import BundleError, EngineError, IntegrityError
 from spec_export.engines.graphs import ModelSpec
 from spec_export.engines.manifest import DeviceSpec, EngineSpec
 from spec_export.engines.ort import OrtBackend
-from spec_export.engines.prepare import Precision, prepare_exported
+from tests.precisions import derive
 
 OPTIONS = BuildOptions(gamma=2, max_len=64, chunk=16, narrower=(1,))
 
@@ -87,15 +87,13 @@ def test_other_graphs_than_it_was_built_from_are_refused(ahead, tiny_pair_export
         certify(ahead, here, exported=other)
 
 
-@pytest.mark.parametrize("precision", [Precision("float16"), Precision("float16", "int8")])
+@pytest.mark.parametrize("weights", [None, "int8"])
 def test_an_engine_of_another_precision_is_held_against_what_was_exported(
-    tiny_pair_exported, tmp_path, precision
+    tiny_pair_exported, tmp_path, weights
 ):
     """Half precision against float32; small weights against the same small weights."""
-    prepared = tmp_path / "prepared"
-    prepared.mkdir()
-    prepare_exported(tiny_pair_exported, prepared, precision)
-    path = built(tiny_pair_exported, tmp_path, prepared=prepared, weights=precision.weights)
+    prepared = derive(tiny_pair_exported, tmp_path / "prepared", "float16", weights=weights)
+    path = built(tiny_pair_exported, tmp_path, prepared=prepared, weights=weights)
     found = certify(path, here, exported=tiny_pair_exported)
     assert found.passed, found.failures
     assert found.engines["target"].worst_logit > 0

@@ -16,25 +16,26 @@ import pytest
 
 from spec_export.engines.build import BuildOptions, build_bundle, read_exported
 from spec_export.engines.errors import BuildError
+from spec_export.engines.graphs import QuantizationSpec
 from spec_export.engines.ort import OrtBackend
-from spec_export.engines.prepare import Precision, prepare_exported
+from spec_export.engines.prepare import retype_exported
 from spec_export.engines.retype import retype
 from spec_export.engines.weight_blocks import quantize_weights
 from spec_export.engines.weight_files import write_model
+from tests.precisions import derive
 
 ROWS, CAPACITY = 9, 64
 
 
 @pytest.fixture(scope="module")
 def prepared(tiny_pair_exported, tmp_path_factory):
-    made: dict[Precision, Path] = {}
+    made: dict[tuple[str, str | None], Path] = {}
 
-    def prepare(dtype: str | None = None, weights: str | None = None) -> Path:
-        precision = Precision(dtype, weights)  # type: ignore[arg-type]
-        if precision not in made:
-            made[precision] = tmp_path_factory.mktemp("prepared")
-            prepare_exported(tiny_pair_exported, made[precision], precision)
-        return made[precision]
+    def prepare(dtype: str, weights: str | None = None) -> Path:
+        if (dtype, weights) not in made:
+            out = tmp_path_factory.mktemp("prepared")
+            made[dtype, weights] = derive(tiny_pair_exported, out, dtype, weights=weights)  # type: ignore[arg-type]
+        return made[dtype, weights]
 
     return prepare
 
@@ -145,7 +146,7 @@ def test_a_weight_beyond_float16_is_named(tiny_pair_exported, tmp_path):
 
 def test_only_float32_is_retyped(prepared, tmp_path):
     with pytest.raises(BuildError, match="exported as float16, and only float32 is retyped"):
-        prepare_exported(prepared("float16"), tmp_path, Precision("bfloat16"))
+        retype_exported(prepared("float16"), tmp_path, "bfloat16")
 
 
 def test_the_description_follows(prepared, tiny_pair_exported):
@@ -187,7 +188,8 @@ def quantized_draft(exported: Path, weights: str, out: Path) -> ir.Model:
     """The draft's graph with small weights in `out`; int4 has no blocks for the target's rows."""
     model = ir.load(exported / "draft" / "model.onnx")
     originals = {n: v.const_value for n, v in model.graph.initializers.items() if v.const_value}
-    write_model(model, quantize_weights(model, originals, weights), out)  # type: ignore[arg-type]
+    wanted = QuantizationSpec(weights, block=128 if weights == "int4" else 0)  # type: ignore[arg-type]
+    write_model(model, quantize_weights(model, originals, wanted), out)
     return ir.load(out)
 
 
@@ -203,18 +205,21 @@ def test_the_head_and_the_embedding_are_not_quantized(prepared):
 
 @pytest.mark.parametrize(
     ("weights", "part", "block", "largest"),
-    [("int8", "up", 64, 127), ("int4", "up", 64, 7), ("int4", "down", 128, 7)],
+    [("int8", "up", 64, 128), ("int4", "up", 64, 8), ("int4", "down", 128, 8)],
 )
 def test_a_block_is_rounded_to_its_own_scale(
     tiny_pair_exported, tmp_path, weights, part, block, largest
 ):
-    """Every weight is within half a step of what it was; int8's block is the whole column."""
+    """Every weight is within half a step of what it was; int8's block is the whole column.
+
+    A scale is 2 / 15 or 2 / 255 of the largest, so that all numbers are used: -8 to 7, -128 to 127.
+    """
     name = f"model.layers.0.mlp.{part}_proj.weight"
     original = ir.load(tiny_pair_exported / "draft" / "model.onnx").graph.initializers[name]
     assert original.const_value is not None
     exact = original.const_value.numpy()
     made = quantized_draft(tiny_pair_exported, weights, tmp_path / "model.onnx").graph.initializers
-    numbers, scales = (made[f"{name}.{part}"].const_value for part in (weights, "scale"))
+    numbers, scales = (made[f"{name}.{weights}{part}"].const_value for part in ("", ".scale"))
     assert numbers is not None and scales is not None
     found = numbers.numpy().astype(np.float32)
     steps = np.repeat(scales.numpy().reshape(-1, exact.shape[1]), block, axis=0)
@@ -246,8 +251,8 @@ def test_int8_and_fp8_have_a_scale_for_each_column(tiny_pair_exported, tmp_path,
 
 def test_rows_that_blocks_do_not_divide_are_refused(tiny_pair_exported, tmp_path):
     """The target has 160 rows, which are five times 32."""
-    with pytest.raises(BuildError, match=r"160 rows.*128 or 64 do not divide.*--weights int8"):
-        prepare_exported(tiny_pair_exported, tmp_path, Precision("float16", "int4"))
+    with pytest.raises(BuildError, match=r"160 rows.*blocks of 64 do not divide.*--weights int8"):
+        derive(tiny_pair_exported, tmp_path, weights="int4", quantizer="rtn")
 
 
 def test_a_half_precision_directory_builds_for_the_cpu_too(prepared, tmp_path):

@@ -11,8 +11,9 @@ import pytest
 from spec_export.engines import trt_api
 from spec_export.engines.build import BuildOptions, pinned_models, read_exported
 from spec_export.engines.graphs import ModelSpec, ParitySpec
-from spec_export.engines.prepare import Precision, prepare_exported, prepare_model
+from spec_export.engines.prepare import retype_exported
 from spec_export.engines.trt_api import TensorRt
+from tests.precisions import derive
 
 
 @pytest.fixture(scope="session")
@@ -24,14 +25,12 @@ def api() -> TensorRt:
 @pytest.fixture(scope="session")
 def prepared(tiny_pair_exported, tmp_path_factory):
     """The tiny pair in a precision; each one once."""
-    made: dict[Precision, Path] = {}
+    made: dict[str, Path] = {}
 
-    def prepare(dtype: str = "float16", weights: str | None = None) -> Path:
-        precision = Precision(dtype, weights)  # type: ignore[arg-type]
-        if precision not in made:
-            made[precision] = tmp_path_factory.mktemp(dtype)
-            prepare_exported(tiny_pair_exported, made[precision], precision)
-        return made[precision]
+    def prepare(dtype: str = "float16") -> Path:
+        if dtype not in made:
+            made[dtype] = derive(tiny_pair_exported, tmp_path_factory.mktemp(dtype), dtype)  # type: ignore[arg-type]
+        return made[dtype]
 
     return prepare
 
@@ -40,14 +39,12 @@ def prepared(tiny_pair_exported, tmp_path_factory):
 def prepared_draft(tiny_pair_exported, tmp_path):
     """The tiny draft in a precision, roles pinned; int4 has no blocks for the target's rows."""
 
-    def prepare(dtype: str, weights: str | None) -> tuple[Path, ModelSpec]:
-        precision = Precision(dtype, weights)  # type: ignore[arg-type]
-        graphs = read_exported(tiny_pair_exported)
-        options = BuildOptions(gamma=4, max_len=64, chunk=16)
-        roles = pinned_models(graphs, options)["draft"].roles
-        out = tmp_path / "prepared"
-        made = prepare_model(tiny_pair_exported, out, graphs.models["draft"], precision)
-        return out / made.file, replace(made, roles=roles)
+    def prepare(dtype: str, weights: str, **asked: str) -> tuple[Path, ModelSpec]:
+        chosen = {"draft_weights": weights, **asked}
+        found = derive(tiny_pair_exported, tmp_path / "prepared", dtype, **chosen)  # type: ignore[arg-type]
+        graphs, options = read_exported(found), BuildOptions(gamma=4, max_len=64, chunk=16)
+        spec = graphs.models["draft"]
+        return found / spec.file, replace(spec, roles=pinned_models(graphs, options)["draft"].roles)
 
     return prepare
 
@@ -71,5 +68,5 @@ def smollm2_half(tmp_path_factory) -> Path:
         patch.setattr(exporter, "check_parity", lambda *_: unchecked)
         exported = exporter.export_pair(str(files[0]), "none", out / "exported").path
     (out / "half").mkdir()
-    prepare_exported(exported, out / "half", Precision("float16"))
+    retype_exported(exported, out / "half", "float16")
     return out / "half"
