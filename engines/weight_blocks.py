@@ -197,5 +197,7 @@ def _input_scales(work: Sequence[_Matrix]) -> dict[str, np.ndarray]:
     for name, group in readers.items():
         inputs = group[0].inputs
         assert inputs is not None
-        scales[name] = awq.input_scales([m.load() for m in group], group[0].grid, inputs)
+        found = awq.input_scales([m.load() for m in group], group[0].grid, inputs)
+        if (found != 1).any():  # else a product by 1 would be computed for nothing
+            scales[name] = found
     return scales

@@ -45,10 +45,15 @@ ENGINE_LIBRARIES = {"onnxruntime", "tensorrt", "tensorrt_rtx", "polygraphy"}
 BUILD_ONLY = {
     f"spec_export.engines.{name}"
     for name in (
+        "activations",
+        "awq",
         "build",
+        "caches",
         "lower",
         "prepare",
         "probe",
+        "products",
+        "quantize",
         "reference",
         "retype",
         "trt_memory",
@@ -56,6 +61,7 @@ BUILD_ONLY = {
         "trt_prepare",
         "weight_blocks",
         "weight_files",
+        "weight_formats",
     )
 }
 

@@ -1,4 +1,4 @@
-"""Every quantizer: numbers of the bits they claim, near what they were, and better where it says so.
+"""Every quantizer: numbers of the bits it claims, near what they were, better where it says so.
 
 Errors of products are `||X (W - W')||` on inputs the matrix meets: what gptq and awq are for.
 """
