@@ -6,7 +6,7 @@ profile of another bundle or another device is recognised and not used.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from spec_export.calibration.conditions import Conditions
@@ -14,6 +14,7 @@ from spec_export.calibration.early_exit import EarlyForecast
 from spec_export.calibration.estimate import Interval
 from spec_export.calibration.evidence import Times
 from spec_export.calibration.forecast import GammaForecast
+from spec_export.calibration.precision_result import Precisions
 from spec_export.calibration.ranges import LARGEST_GAMMA
 from spec_export.engines.atomic import write_whole
 from spec_export.engines.errors import SchemaError
@@ -141,6 +142,8 @@ class Profile:
             measured. What `run --gamma auto` goes by.
         early: what the best such threshold is predicted to do, whether it pays or not; None where
             none was measured: with look-up, with one draft a round, with pipelined rounds.
+        memory: planned bytes of a process that decodes one text, by part.
+        precisions: other precisions of both models; None: not compared.
     """
 
     schema: int
@@ -162,6 +165,8 @@ class Profile:
     reason: str
     draft_confidence: float = 0.0
     early: EarlyForecast | None = None
+    memory: dict[str, int] = field(default_factory=dict)
+    precisions: Precisions | None = None
 
 
 def read_profile(path: Path) -> Profile:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spec_export.calibration import html_report, svg_chart
+from spec_export.calibration import html_report, precision_report, svg_chart
 from spec_export.calibration.early_exit import EarlyForecast
 from spec_export.calibration.estimate import Interval
 from spec_export.calibration.evidence import Times
 from spec_export.calibration.html_report import Bar, Table
+from spec_export.calibration.precision_result import Precisions
 from spec_export.calibration.profile import Profile
 from spec_export.calibration.svg_chart import Chart, Line
+from spec_export.engines.byte_counts import size
 
 _BAR = 24
 _HEAD = ("gamma", "tokens a pass", "ms a pass", "speed-up", "95 % interval")
@@ -27,6 +29,8 @@ def terminal_lines(profile: Profile) -> list[str]:
         ("milliseconds: median (quartiles)", _time_bars(profile)),
     ):
         lines += ["", f"  {title}", *_text_bars(bars)]
+    if profile.precisions is not None:
+        lines += precision_report.terminal_lines(profile.precisions)
     return [*lines, "", *(f"- {line}" for line in remarks(profile))]
 
 
@@ -47,6 +51,8 @@ def html(profile: Profile) -> str:
             ),
             ("Time of a target pass by its rows", svg_chart.draw(_width_chart(profile))),
             ("Milliseconds, median (quartiles)", html_report.bars(_time_bars(profile))),
+            ("Memory of a process that decodes one text, planned", _memory(profile)),
+            *([] if profile.precisions is None else _precisions(profile.precisions)),
             ("What this rests on", html_report.remarks(remarks(profile))),
         ],
     )
@@ -85,6 +91,27 @@ def remarks(profile: Profile) -> list[str]:
             f"the prediction is {apart:+.0%} off the measurement; the machine may have been busy"
         )
     return said
+
+
+def _memory(profile: Profile) -> str:
+    total = sum(profile.memory.values())
+    parts = [("total", total), *sorted(profile.memory.items(), key=lambda part: -part[1])]
+    return html_report.bars([Bar(name, count / 1e6, size(count)) for name, count in parts])
+
+
+def _precisions(found: Precisions) -> list[tuple[str, str]]:
+    """Sections of the page on other precisions."""
+    speeds = [
+        Bar(f"{p.target}, draft {p.draft or 'look-up'}", p.speedup, f"{p.speedup:.2f}x")
+        for p in found.pairings
+    ]
+    pairings = html_report.table(precision_report.pairing_table(found))
+    return [
+        ("Precisions of the target", html_report.table(precision_report.target_table(found))),
+        ("Target and draft (* nothing is faster, nearer to float32 and smaller)", pairings),
+        ("Speed-up predicted over the plain decoding of this bundle", html_report.bars(speeds)),
+        ("About precisions", html_report.remarks(precision_report.remarks(found))),
+    ]
 
 
 def _early(profile: Profile, early: EarlyForecast) -> str:

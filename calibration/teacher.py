@@ -43,31 +43,45 @@ class Teacher:
         """
         assert start >= 1
         ids = np.asarray(tokens[: self._draft.spec.max_position], np.int64)
-        p = self._rows(self._target, "verify", ids, start)
-        q = self._rows(self._draft, "step", ids, start)
-        return overlap(self._distributions(p), self._distributions(q))
+        p = logits_along(self._target, "verify", ids, start)
+        q = in_vocabulary(logits_along(self._draft, "step", ids, start), self._vocabulary)
+        return overlap(distributions(p, self._temperature), distributions(q, self._temperature))
 
-    def _rows(self, runner: PassRunner, role: str, ids: np.ndarray, start: int) -> np.ndarray:
-        """Logits that foretell tokens `start` and on, in the target's vocabulary."""
-        runner.prefill(ids[: start - 1])
-        width = int(runner.spec.role(role).rows)
-        found = [np.empty((0, runner.spec.vocabulary), np.float32)]
-        for at in range(start - 1, len(ids) - 1, width):
-            part = ids[at : min(at + width, len(ids) - 1)]
-            found.append(runner.run(role, part, at, np.arange(width))[: len(part)])
-        return self._in_vocabulary(np.concatenate(found))
 
-    def _in_vocabulary(self, logits: np.ndarray) -> np.ndarray:
-        """A draft's padding is never proposed, and what it does not know has no chance."""
-        missing = max(0, self._vocabulary - logits.shape[1])
-        padded = np.pad(logits, ((0, 0), (0, missing)), constant_values=-np.inf)
-        return padded[:, : self._vocabulary]
+def logits_along(runner: PassRunner, role: str, ids: np.ndarray, start: int) -> np.ndarray:
+    """Logits that foretell tokens `start` and on of a text, by passes of a role.
 
-    def _distributions(self, logits: np.ndarray) -> np.ndarray:
-        if self._temperature == 0:
-            best = np.zeros(logits.shape)
-            best[np.arange(len(logits)), logits.argmax(axis=1)] = 1
-            return best
-        scaled = logits.astype(np.float64) / self._temperature
-        weights = np.exp(scaled - scaled.max(axis=1, keepdims=True))
-        return np.asarray(weights / weights.sum(axis=1, keepdims=True))
+    Args:
+        runner: of the model; its caches are overwritten.
+        role: with logits for every row.
+        ids: of the text.
+        start: 1 at least.
+
+    Returns:
+        `[len(ids) - start, V]` float32.
+    """
+    runner.prefill(ids[: start - 1])
+    width = int(runner.spec.role(role).rows)
+    found = [np.empty((0, runner.spec.vocabulary), np.float32)]
+    for at in range(start - 1, len(ids) - 1, width):
+        part = ids[at : min(at + width, len(ids) - 1)]
+        found.append(runner.run(role, part, at, np.arange(width))[: len(part)])
+    return np.concatenate(found)
+
+
+def in_vocabulary(logits: np.ndarray, vocabulary: int) -> np.ndarray:
+    """A draft's padding is never proposed, and what it does not know has no chance."""
+    missing = max(0, vocabulary - logits.shape[1])
+    padded = np.pad(logits, ((0, 0), (0, missing)), constant_values=-np.inf)
+    return padded[:, :vocabulary]
+
+
+def distributions(logits: np.ndarray, temperature: float) -> np.ndarray:
+    """`[rows, V]` float64; at temperature 0 all is on the most probable token."""
+    if temperature == 0:
+        best = np.zeros(logits.shape)
+        best[np.arange(len(logits)), logits.argmax(axis=1)] = 1
+        return best
+    scaled = logits.astype(np.float64) / temperature
+    weights = np.exp(scaled - scaled.max(axis=1, keepdims=True))
+    return np.asarray(weights / weights.sum(axis=1, keepdims=True))

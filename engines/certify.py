@@ -205,7 +205,7 @@ def _compare(
         return _compare_with(bundle, backend, None, {}, judges, progress)
     if exported is None:
         return {}
-    described = _exported_models(bundle, exported, progress)
+    described = exported_models(bundle, exported, progress)
     from spec_export.engines.quantize import requantized
 
     specs = manifest.models.items()
@@ -243,8 +243,12 @@ def _standard(spec: ModelSpec) -> str:
     return str(PurePosixPath(spec.file).with_name(STANDARD_GRAPH))
 
 
-def _exported_models(bundle: Bundle, exported: Path, progress: Progress) -> dict[str, ModelSpec]:
-    """The models of an exported directory, which has to be what the bundle was built from."""
+def exported_models(bundle: Bundle, exported: Path, progress: Progress) -> dict[str, ModelSpec]:
+    """The models of an exported directory, which has to be what the bundle was built from.
+
+    Raises:
+        IntegrityError: it is another one; names the file.
+    """
     manifest = bundle.manifest
     graphs = read_exported(exported)
     found = onnx_hashes(exported, graphs, progress)

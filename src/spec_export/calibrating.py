@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from dataclasses import asdict, dataclass
+import tempfile
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ from spec_export.planning import print_wrapped, write_report
 
 if TYPE_CHECKING:
     from spec_export.calibration.measure import Task
+    from spec_export.calibration.profile import Profile
+    from spec_export.engines.backend import Backend
     from spec_export.engines.manifest import DeviceSpec
     from spec_export.runtime import OpenedBundle
 
@@ -35,6 +38,8 @@ class CalibrateOptions:
     threads: int | None
     output: Path | None
     report: Path | None
+    exported: Path | None = None
+    precisions: str | None = None
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,12 @@ def check_asked(options: CalibrateOptions, asked: SyntheticAsked) -> None:
         raise RequestError(
             "--cost-ratio belongs to --synthetic: what a draft takes is measured otherwise"
         )
+    if options.precisions is not None and options.exported is None:
+        raise RequestError(
+            "--precisions needs --exported DIR, the directory that the bundle was built from"
+        )
+    if asked.alphas is not None and options.exported is not None:
+        raise RequestError("--synthetic compares no precisions; leave out --exported")
     if asked.alphas is not None and (options.output or options.report) is not None:
         raise RequestError(
             "--synthetic writes no profile and no page: leave out --output and --report; --json "
@@ -108,18 +119,24 @@ def calibrate_bundle(
     """
     from spec_export.calibration import profile_report
     from spec_export.calibration.calibrate import calibrate, check_bundle, check_task
+    from spec_export.calibration.memory import memory_use, read_described
     from spec_export.calibration.profile import PROFILE_FILE, write_profile
 
     _check_memory(bundle)
     with Steps(quiet=quiet or as_json, animated=False) as steps:
         opened = _open(bundle, options, steps)
         check_bundle(opened)
+        if options.exported is not None:
+            _check_precisions(opened, options)
         task = _task(opened, options)
         check_task(opened, task)
         device = _device(opened, options)
         out = options.output or bundle / PROFILE_FILE
         state = out.with_name(out.name + ".partial")
         profile = calibrate(opened, device, task, state, steps)
+        profile = replace(profile, memory=dict(memory_use(read_described(bundle)).parts()))
+        if options.exported is not None:
+            profile = _compared(profile, opened, options.exported, task, options, steps)
     write_profile(out, profile)
     with contextlib.suppress(OSError):
         state.unlink(missing_ok=True)
@@ -141,10 +158,14 @@ def _open(bundle: Path, options: CalibrateOptions, steps: Steps) -> OpenedBundle
 
 def _device(opened: OpenedBundle, options: CalibrateOptions) -> DeviceSpec:
     """Where it runs now."""
+    return _backend(opened, options).describe()
+
+
+def _backend(opened: OpenedBundle, options: CalibrateOptions) -> Backend:
     from spec_export.runtime.opened import make_backend
 
     built_on = opened.manifest.device
-    return make_backend(built_on.backend, options.threads or built_on.threads).describe()
+    return make_backend(built_on.backend, options.threads or built_on.threads)
 
 
 def _task(opened: OpenedBundle, options: CalibrateOptions) -> Task:
@@ -161,6 +182,37 @@ def _task(opened: OpenedBundle, options: CalibrateOptions) -> Task:
     rule = options.rule if options.temperature else None
     sampling = Sampling(options.temperature, options.seed, rule)  # type: ignore[arg-type]
     return Task(tuple(prompts), tuple(map(tuple, ids)), options.tokens, sampling)
+
+
+def _check_precisions(opened: OpenedBundle, options: CalibrateOptions) -> None:
+    """Refuse before anything is measured what cannot be compared."""
+    from spec_export.calibration.candidates import check_comparable, parse_precisions
+    from spec_export.engines.extras import require
+
+    require("build", "onnx_ir")
+    check_comparable(opened)
+    parse_precisions(options.precisions)
+
+
+def _compared(
+    profile: Profile,
+    opened: OpenedBundle,
+    exported: Path,
+    task: Task,
+    options: CalibrateOptions,
+    steps: Steps,
+) -> Profile:
+    """The profile with other precisions of both models."""
+    from spec_export.calibration import precision_report
+    from spec_export.calibration.candidates import make_candidates, parse_precisions
+    from spec_export.calibration.precisions import compare_precisions
+
+    backend, wanted = _backend(opened, options), parse_precisions(options.precisions)
+    with tempfile.TemporaryDirectory(prefix="spec-export.", ignore_cleanup_errors=True) as folder:
+        candidates = make_candidates(opened, backend, exported, wanted, Path(folder), steps)
+        found = compare_precisions(opened, candidates, task, profile.times, steps)
+    reason = f"{profile.reason}; {precision_report.sentence(found)}"
+    return replace(profile, precisions=found, reason=reason)
 
 
 def _check_memory(bundle: Path) -> None:

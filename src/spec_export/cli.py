@@ -371,6 +371,8 @@ def _calibrate(
     threads: opt.Threads = None,
     output: opt.ProfileOut = None,
     report: opt.Report = None,
+    exported: opt.BuiltFrom = None,
+    precisions: opt.ComparedPrecisions = None,
     synthetic: opt.Synthetic = None,
     cost_ratio: opt.SyntheticCost = None,
     as_json: opt.AsJson = False,
@@ -380,7 +382,16 @@ def _calibrate(
     from spec_export import calibrating
 
     options = calibrating.CalibrateOptions(
-        prompts, tokens, temperature, rule.value, seed, threads, output, report
+        prompts,
+        tokens,
+        temperature,
+        rule.value,
+        seed,
+        threads,
+        output,
+        report,
+        exported,
+        precisions,
     )
     asked = calibrating.SyntheticAsked(synthetic, cost_ratio)
     calibrating.check_asked(options, asked)

@@ -11,7 +11,7 @@ import typer
 # Groups of options in the help of a command.
 _DRAFTS, _SHAPES, _SAMPLING, _OUTPUT = "Drafts", "Shapes", "Sampling", "Output"
 _SPECULATION, _MEMORY, _TENSORRT = "Speculation", "Memory", "TensorRT"
-_QUANTIZATION = "Quantization"
+_QUANTIZATION, _PRECISIONS = "Quantization", "Precisions"
 _SYNTHETIC = "Set acceptance"
 
 
@@ -363,6 +363,25 @@ ProfileOut = Annotated[
         "--output",
         metavar="FILE",
         default="profile.json in the bundle",
+    ),
+]
+BuiltFrom = Annotated[
+    Path | None,
+    _option(
+        "Compare precisions of both models too: the directory the bundle was built from.",
+        "--exported",
+        metavar="DIR",
+        group=_PRECISIONS,
+    ),
+]
+ComparedPrecisions = Annotated[
+    str | None,
+    _option(
+        "Which: int8 or int4, with +head and +kv, separated by commas.",
+        "--precisions",
+        metavar="NAMES",
+        group=_PRECISIONS,
+        default="int8+head,int4+head",
     ),
 ]
 Synthetic = Annotated[

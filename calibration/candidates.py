@@ -1,0 +1,180 @@
+"""Models of a bundle in other precisions, quantized and opened here to be compared with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from spec_export.calibration.observe import observe
+from spec_export.calibration.texts import token_texts
+from spec_export.engines.backend import Backend, Engine
+from spec_export.engines.build import read_exported
+from spec_export.engines.bundle import Progress, no_progress
+from spec_export.engines.certify import exported_models
+from spec_export.engines.errors import RequestError
+from spec_export.engines.graphs import BY_ROW, ModelSpec, QuantizationSpec
+from spec_export.engines.quantize import Observed, quantize_exported
+from spec_export.runtime import OpenedBundle
+
+AS_BUILT = "float32"
+DEFAULT = "int8+head,int4+head"
+_WEIGHTS = {
+    "int8": QuantizationSpec("int8", "rtn", 32, False, None, None, BY_ROW),
+    "int4": QuantizationSpec("int4", "awq", 32, True, None, None, BY_ROW),
+}
+_MOST = 6
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model in a precision.
+
+    Attributes:
+        name: of the precision, such as `int4+head`.
+        engine: the opened model.
+        spec: its description, dimensions pinned.
+        weights_bytes: of its weights.
+    """
+
+    name: str
+    engine: Engine
+    spec: ModelSpec
+    weights_bytes: int
+
+
+def parse_precisions(text: str | None) -> dict[str, QuantizationSpec]:
+    """`int8,int4+head+kv`: formats of weights, with the head in 8 bits, with caches in 8 bits.
+
+    Raises:
+        RequestError: something else.
+    """
+    text = DEFAULT if text is None else text
+    found: dict[str, QuantizationSpec] = {}
+    for name in filter(None, (part.strip() for part in text.split(","))):
+        weights, *rest = name.split("+")
+        if weights not in _WEIGHTS or not set(rest) <= {"head", "kv"} or len(set(rest)) < len(rest):
+            raise RequestError(
+                f"--precisions {name}: int8 or int4, and perhaps +head (the head in int8) and +kv "
+                "(caches in int8), separated by commas"
+            )
+        found[name] = replace(
+            _WEIGHTS[weights],
+            head="int8" if "head" in rest else None,
+            kv="int8" if "kv" in rest else None,
+        )
+    if not 1 <= len(found) <= _MOST:
+        raise RequestError(f"--precisions {text}: 1 to {_MOST} of them")
+    return found
+
+
+def flags(wanted: QuantizationSpec) -> str:
+    """The options of `build` that make a precision."""
+    given = [
+        f"--weights {wanted.weights}",
+        wanted.head and f"--head {wanted.head}",
+        wanted.kv and f"--kv {wanted.kv}",
+    ]
+    return " ".join(part for part in given if part)
+
+
+def check_comparable(opened: OpenedBundle) -> None:
+    """Refuse a bundle whose precision cannot be compared with others here.
+
+    Raises:
+        RequestError: it is quantized itself, or another library's.
+    """
+    backend = opened.manifest.device.backend
+    if backend != "onnxruntime":
+        raise RequestError(
+            f"precisions are compared on onnxruntime; for {backend} build a bundle of each "
+            "(`build --weights ..`) and calibrate them one after another"
+        )
+    for name, spec in opened.manifest.models.items():
+        if spec.quantization is not None or spec.dtype != AS_BUILT:
+            raise RequestError(
+                f"the {name} of this bundle is no {AS_BUILT} model; compare precisions from a "
+                "bundle that was built without --weights and --dtype"
+            )
+
+
+def make_candidates(
+    opened: OpenedBundle,
+    backend: Backend,
+    exported: Path,
+    wanted: Mapping[str, QuantizationSpec],
+    folder: Path,
+    progress: Progress = no_progress,
+) -> dict[str, list[Candidate]]:
+    """Quantize, compile and open the models of a bundle in every precision.
+
+    Args:
+        opened: the bundle, as built; its own models come first.
+        backend: its library.
+        exported: the directory it was built from.
+        wanted: what to make of both models, by the name of the precision.
+        folder: where to put them; they are read from there while they are open.
+        progress: called with (step, done, total).
+
+    Returns:
+        The candidates for `target` and, where there is one, for `draft`.
+
+    Raises:
+        IntegrityError: the directory is not what the bundle was built from.
+        BuildError: a model cannot be quantized so.
+    """
+    manifest = opened.manifest
+    pinned = exported_models(opened.bundle, exported, progress)
+    portable = read_exported(exported).models
+    texts = token_texts(exported / manifest.text.tokenizer, None)
+    engines = {"target": opened.target, "draft": opened.draft}
+    found: dict[str, list[Candidate]] = {}
+    for name, spec in manifest.models.items():
+        engine = engines[name]
+        assert engine is not None
+        found[name] = [Candidate(AS_BUILT, engine, spec, spec.parameters_bytes)]
+    seen: dict[str, Observed] = {}
+
+    def observed(name: str) -> Observed:
+        if name not in seen:
+            graph = exported / portable[name].file
+            seen[name] = observe(graph, portable[name], texts, backend.threads, progress=progress)
+        return seen[name]
+
+    for number, (title, quantization) in enumerate(wanted.items()):
+        progress("quantizing", number, len(wanted))
+        place = folder / f"{number}"
+        place.mkdir()
+        quantize_exported(exported, place, dict.fromkeys(pinned, quantization), observed)
+        for name, spec in _described(place, pinned).items():
+            found[name].append(_opened(title, backend, place, spec, manifest.capacity))
+    progress("quantizing", len(wanted), len(wanted))
+    return found
+
+
+def _described(place: Path, pinned: Mapping[str, ModelSpec]) -> dict[str, ModelSpec]:
+    """The quantized models, dimensions pinned as those of the bundle are."""
+    made = read_exported(place).models
+    return {
+        name: replace(
+            spec,
+            quantization=made[name].quantization,
+            parameters_bytes=made[name].parameters_bytes,
+            inputs=_typed(spec.inputs, made[name].inputs),
+            outputs=_typed(spec.outputs, made[name].outputs),
+            states=_typed(spec.states, made[name].states),
+        )
+        for name, spec in pinned.items()
+    }
+
+
+def _typed(pinned: Sequence, made: Sequence) -> tuple:  # type: ignore[type-arg]
+    return tuple(replace(p, dtype=m.dtype) for p, m in zip(pinned, made, strict=True))
+
+
+def _opened(title: str, backend: Backend, place: Path, spec: ModelSpec, capacity: int) -> Candidate:
+    source = place / spec.file
+    out = source.parent / "compiled"
+    compiled = backend.compile_model(source, spec, capacity, out, True)
+    engine = backend.open_model(out / compiled.file, spec)
+    return Candidate(title, engine, spec, spec.parameters_bytes)

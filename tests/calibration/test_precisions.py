@@ -1,0 +1,226 @@
+"""Precisions of the tiny pair compared: what is measured is what the models are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from spec_export.calibration import precision_report
+from spec_export.calibration.candidates import (
+    AS_BUILT,
+    check_comparable,
+    flags,
+    make_candidates,
+    parse_precisions,
+)
+from spec_export.calibration.evidence import Times
+from spec_export.calibration.measure import Task
+from spec_export.calibration.precision_result import (
+    Pairing,
+    Precisions,
+    Quality,
+    TargetPrecision,
+)
+from spec_export.calibration.precisions import (
+    _Costs,
+    _described,
+    _marked,
+    compare_precisions,
+    plain_text,
+)
+from spec_export.calibration.profile import PartTimes, PassTimes
+from spec_export.calibration.prompts import Prompt, encode_prompts
+from spec_export.calibration.replays import passes_along
+from spec_export.calibration.teacher import Teacher
+from spec_export.engines.errors import IntegrityError, RequestError
+from spec_export.runtime import Sampling, Session
+from spec_export.runtime.opened import make_backend
+
+TEXTS = ("In the beginning", "And it came to pass", "The king said unto")
+
+
+def times(plain: float, rows: dict[int, float], **parts: float) -> PartTimes:
+    def one(ms: float) -> Times:
+        return Times(ms, ms, ms, 20)
+
+    given = {name: one(ms) for name, ms in parts.items()}
+    named = ("catch_up", "step", "propose", "accept", "host")
+    return PartTimes(
+        tuple(PassTimes(m, one(ms)) for m, ms in rows.items()),
+        one(plain),
+        *(given.get(name) for name in named),
+        rounds=(),
+    )
+
+
+@pytest.fixture(scope="module")
+def compared(open_once, tiny_bundle, tiny_exported, tmp_path_factory):
+    opened = open_once(tiny_bundle)
+    backend = make_backend("onnxruntime", opened.manifest.device.threads)
+    prompts = [Prompt("all", text) for text in TEXTS]
+    ids = tuple(map(tuple, encode_prompts(opened, prompts)))
+    task = Task(tuple(prompts), ids, 24, Sampling())
+    wanted = parse_precisions("int8+head, int4, int8+kv")
+    folder = tmp_path_factory.mktemp("candidates")
+    candidates = make_candidates(opened, backend, tiny_exported("pair"), wanted, folder)
+    taken = times(2.0, {1: 1.5, 2: 1.6, 5: 2.0}, catch_up=0.4, step=0.3, propose=0.05, accept=0.1)
+    return opened, candidates, task, compare_precisions(opened, candidates, task, taken)
+
+
+def test_every_model_comes_in_every_precision_and_as_it_was_built(compared):
+    opened, candidates, _, found = compared
+    names = [AS_BUILT, "int8+head", "int4", "int8+kv"]
+    assert [t.name for t in found.targets] == [d.name for d in found.drafts] == names
+    assert [(p.target, p.draft) for p in found.pairings] == [(t, d) for t in names for d in names]
+    assert candidates["target"][0].engine is opened.target
+    sizes = {t.name: t.weights_bytes for t in found.targets}
+    assert sizes["int4"] < sizes["int8+kv"] < sizes[AS_BUILT]
+    assert {s.dtype for s in candidates["target"][3].spec.states} == {"int8"}
+
+
+def test_the_target_as_built_is_itself_and_fewer_bits_are_further_off(compared):
+    quality = {t.name: t.quality for t in compared[3].targets}
+    exact = quality[AS_BUILT]
+    assert exact.agreement == 1.0 and exact.divergence == 0.0 and exact.tokens > 40
+    assert 0 < quality["int8+head"].divergence < quality["int4"].divergence
+    assert quality["int4"].agreement < 1.0
+    assert quality["int8+head"].perplexity == pytest.approx(exact.perplexity, rel=0.05)
+
+
+def test_alpha_as_built_is_what_both_models_say_of_the_same_text(compared):
+    """Teacher, which shares nothing with the comparison but the engines."""
+    opened, _, task, found = compared
+    session, teacher = Session(opened), Teacher(opened, 0.0)
+    shares = []
+    for prompt in task.ids:
+        text = plain_text(session, prompt, task)
+        shares.append(teacher.beta(text, len(prompt)))
+    pairing = next(p for p in found.pairings if (p.target, p.draft) == (AS_BUILT, AS_BUILT))
+    assert pairing.alpha == pytest.approx(float(np.concatenate(shares).mean()), abs=1e-12)
+
+
+def test_every_built_width_was_timed(compared):
+    for target in compared[3].targets:
+        assert target.rows == (1, 2, 5)
+        assert all(ms > 0 for ms in target.rows_ms)
+
+
+def test_the_report_has_every_number_and_says_what_a_quantized_target_is(compared):
+    found = compared[3]
+    text = "\n".join(precision_report.terminal_lines(found))
+    for target in found.targets:
+        assert target.name in text and f"{target.quality.divergence:.4f}" in text
+    assert "a quantized target is another target" in text
+    assert "a draft's precision changes no text" in text
+
+
+# --- choices, by times that are made up ----------------------------------------------------------
+
+
+def target(name: str, rows_ms: dict[int, float], divergence: float = 0.0, size: int = 100):
+    quality = Quality(10.0, 1.0 - divergence, divergence, 100)
+    described = TargetPrecision(name, size, quality, tuple(rows_ms), tuple(rows_ms.values()), None)
+    return described
+
+
+@pytest.fixture
+def widths(open_once, tiny_bundle):
+    """An opened bundle that says it was built for 1, 2 and 4 drafts."""
+    opened = open_once(tiny_bundle)
+    manifest = replace(opened.manifest, gammas=(1, 2, 4))
+    return replace(opened, bundle=replace(opened.bundle, manifest=manifest))
+
+
+def test_the_int4_cliff_at_three_rows_is_seen_and_avoided(widths):
+    """Times of one int4 product, K = N = 2048, on a processor: 130, 370, 563, 670 us."""
+    smooth = target(AS_BUILT, {1: 1330.0, 2: 1375.0, 3: 1400.0, 5: 1420.0})
+    cliff = target("int4", {1: 330.0, 2: 350.0, 3: 563.0, 5: 670.0})
+    costs = _Costs(widths, smooth, times(1330.0, {1: 1330.0}))
+    passes = passes_along([np.full(500, 0.6)])
+    assert costs.best(smooth, None, passes).gamma == 4
+    found = costs.best(cliff, None, passes)
+    assert found.gamma == 1
+    assert found.speedup == pytest.approx(1.6 / 350 * 1330, rel=0.01)
+
+    class Reading:
+        def quality(self, name: str) -> Quality:
+            return cliff.quality
+
+    timed = {("target", "int4", m): ms for m, ms in zip(cliff.rows, cliff.rows_ms, strict=True)}
+    candidate = type("Named", (), {"name": "int4", "weights_bytes": 1})()
+    assert _described(candidate, Reading(), timed).cliff == 3
+
+
+def test_a_draft_too_slow_for_its_target_is_advised_against(widths):
+    """tensorrtllm_backend 498: a draft that takes an eighth of a target that it hardly helps."""
+    from spec_export.calibration.precision_result import DraftPrecision
+
+    base = target(AS_BUILT, {1: 10.0, 2: 10.5, 3: 11.0, 5: 12.0})
+    costs = _Costs(widths, base, times(10.0, {1: 10.0}))
+    slow = DraftPrecision(AS_BUILT, 1, 6.0, 6.0)
+    found = costs.best(base, slow, passes_along([np.full(300, 0.5)]))
+    assert (found.gamma, found.speedup) == (0, 1.0)
+    fast = costs.best(
+        base, replace(slow, catch_up_ms=1.0, step_ms=1.0), passes_along([np.ones(300)])
+    )
+    assert fast.gamma == 4 and fast.speedup == pytest.approx(5 / 16 * 10, rel=0.01)
+
+
+def test_what_is_slower_further_off_and_larger_is_not_marked():
+    targets = [
+        target(AS_BUILT, {1: 1.0}, 0.0, 400),
+        target("int8", {1: 1.0}, 0.01, 110),
+        target("int4", {1: 1.0}, 0.2, 70),
+        target("int4+kv", {1: 1.0}, 0.3, 70),
+    ]
+    speeds = {AS_BUILT: 1.0, "int8": 1.8, "int4": 2.4, "int4+kv": 2.3}
+    pairings = [Pairing(n, None, 0.5, 2, s, 1.0, False) for n, s in speeds.items()]
+    marked = {p.target: p.is_best for p in _marked(pairings, targets)}
+    assert marked == {AS_BUILT: True, "int8": True, "int4": True, "int4+kv": False}
+    said = precision_report.sentence(Precisions(tuple(targets), (), _marked(pairings, targets)))
+    assert said == "int8 target 1.80x with gamma 2, int4 target 2.40x with gamma 2"
+
+
+# --- bad input -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text", ["int2", "int8+foot", "int8+kv+kv", "", ",", "float32", "int8 head"]
+)
+def test_names_of_no_precision_are_refused(text):
+    with pytest.raises(RequestError, match="--precisions"):
+        parse_precisions(text)
+
+
+def test_flags_build_what_was_compared():
+    assert flags(parse_precisions("int4+head+kv")["int4+head+kv"]) == (
+        "--weights int4 --head int8 --kv int8"
+    )
+
+
+def test_a_quantized_or_foreign_bundle_is_refused(open_once, tiny_bundle, compared):
+    opened, candidates, _, _ = compared
+    manifest = opened.manifest
+    models = {**manifest.models, "target": candidates["target"][1].spec}
+    quantized = replace(
+        opened, bundle=replace(opened.bundle, manifest=replace(manifest, models=models))
+    )
+    with pytest.raises(RequestError, match="target of this bundle is no float32 model"):
+        check_comparable(quantized)
+    device = replace(manifest.device, backend="tensorrt")
+    foreign = replace(
+        opened, bundle=replace(opened.bundle, manifest=replace(manifest, device=device))
+    )
+    with pytest.raises(RequestError, match="for tensorrt build a bundle of each"):
+        check_comparable(foreign)
+
+
+def test_another_exported_directory_is_refused(open_once, tiny_bundle, tiny_exported, tmp_path):
+    opened = open_once(tiny_bundle)
+    backend = make_backend("onnxruntime", opened.manifest.device.threads)
+    with pytest.raises(IntegrityError, match="is not what"):
+        make_candidates(
+            opened, backend, tiny_exported("random"), parse_precisions("int8"), tmp_path
+        )
