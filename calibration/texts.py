@@ -47,7 +47,9 @@ def _ids(file: Path) -> list[list[int]]:
             if _KEY not in arrays:
                 raise RequestError(f"{file} has no array {_KEY!r}")
             found = arrays[_KEY]
-    except (OSError, ValueError, EOFError, KeyError, NotImplementedError) as error:
+    except OSError as error:
+        raise RequestError(f"{file} cannot be read: {error.strerror or error}") from error
+    except (ValueError, EOFError, KeyError, NotImplementedError) as error:
         raise RequestError(f"{file} is no .npz file of arrays: {error}") from error
     except Exception as error:  # zipfile and zlib have errors of their own
         if isinstance(error, RequestError):

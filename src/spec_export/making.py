@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from spec_export.compiling import Compiling, check_device_memory, open_backend
 from spec_export.console import Steps, size
 from spec_export.engines.errors import BuildError, RequestError
-from spec_export.quantizing import quantized
+from spec_export.quantizing import check_quantized, quantized
 
 if TYPE_CHECKING:
     from spec_export.engines.build import BuildOptions
@@ -119,6 +119,7 @@ def build(exported: Path, shapes: Shapes, out: Path, chosen: Compiling, steps: S
     graphs = read_exported(exported)
     options = shapes.options(graphs.models["target"].max_position)
     check_options(options, graphs)
+    check_quantized(graphs, chosen.backend)
     backend = open_backend(chosen)
     check_replaceable(out, MANIFEST_FILE)
     checks: list[SelfCheck] = []

@@ -27,6 +27,7 @@ _ON_PROCESSOR = "onnxruntime"
 _BLOCK = 32  # of onnxruntime: rows keep their bits whatever the width of a pass
 _TENSORRT_BLOCKS = (128, 64)
 _LARGEST_BLOCK = 256
+_WHOLE = ("int8", "int4")
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ class Quantizing:
             weights = self.weights
             if name == "draft" and self.draft_weights is not None:
                 weights = None if self.draft_weights == "none" else self.draft_weights
-            if weights is not None or (self.kv is not None and name == "target"):
+            is_left = name == "draft" and self.draft_weights == "none"
+            if weights is not None or (self.kv is not None and not is_left):
                 found[name] = self._spec(name, spec, weights, backend)
         self._check_used(graphs, found)
         return found
@@ -76,7 +78,11 @@ class Quantizing:
         from spec_export.engines.rounding import NEED_ZEROS
 
         _check_backend(weights, self, backend)
-        is_whole = weights in ("int8", "int4")
+        if name == "target" and self.head is not None and weights is None:
+            raise BuildError("--head goes with --weights, which was not given")
+        if backend in _TENSORRT:
+            _check_formats(weights, self, is_target=name == "target")
+        is_whole = weights in _WHOLE
         quantizer: Quantizer = self.quantizer or ("awq" if weights == "int4" else "rtn")
         on_gpu = backend in _TENSORRT
         if quantizer != "rtn" and not is_whole:
@@ -103,8 +109,12 @@ class Quantizing:
 
     def _check_used(self, graphs: GraphsSpec, found: Wanted) -> None:
         """Refuse options that would change nothing."""
+        from spec_export.engines.quantize import needs_observing
+
         if self.draft_weights is not None and "draft" not in graphs.models:
             raise BuildError("--draft-weights is for a drafting model, and there is none")
+        if self.head is not None and "target" not in found:
+            raise BuildError("--head goes with --weights, which was not given")
         given = {
             "--quantizer": self.quantizer,
             "--block": self.block,
@@ -119,6 +129,14 @@ class Quantizing:
         for option, value in given.items():
             if value is not None:
                 raise BuildError(f"{option} goes with --weights, which was not given")
+        specs = found.values()
+        if self.block is not None and not any(spec.weights in _WHOLE for spec in specs):
+            raise BuildError("--block is for --weights int8 or int4; leave it out")
+        if self.texts is not None and not any(map(needs_observing, specs)):
+            raise BuildError(
+                "--calibration is for --quantizer gptq or awq, --kv and, with TensorRT, "
+                "--activations; nothing that was asked for goes by texts: leave it out"
+            )
 
 
 def _check_backend(weights: WeightFormat | None, asked: Quantizing, backend: str) -> None:
@@ -143,6 +161,21 @@ def _check_backend(weights: WeightFormat | None, asked: Quantizing, backend: str
         raise BuildError("--activations fp8 is for --backend tensorrt or tensorrt-rtx")
 
 
+def _check_formats(weights: WeightFormat | None, asked: Quantizing, *, is_target: bool) -> None:
+    """Refuse what TensorRT's compiler ends in the middle of."""
+    if is_target and asked.head not in (None, weights):
+        raise BuildError(
+            f"--head {asked.head}: TensorRT reads one format in a model; take --weights "
+            f"{asked.head}, or leave --head out"
+        )
+    if asked.activations in ("int8", "fp8") and asked.activations != weights:
+        raise BuildError(
+            f"--activations {asked.activations} goes with weights of the same format in TensorRT, "
+            f"and these are {weights}; take --weights {asked.activations}, or leave --activations "
+            "out"
+        )
+
+
 def _block(asked: int | None, weights: WeightFormat | None, spec: ModelSpec, backend: str) -> int:
     if asked is not None:
         if asked and (not 16 <= asked <= _LARGEST_BLOCK or asked & (asked - 1)):
@@ -152,10 +185,44 @@ def _block(asked: int | None, weights: WeightFormat | None, spec: ModelSpec, bac
                 "--block 0: onnxruntime multiplies by weights with a scale a column in float32, "
                 "and gains nothing; take 32"
             )
+        if backend in _TENSORRT and asked not in (_TENSORRT_BLOCKS if weights == "int4" else (0,)):
+            raise BuildError(
+                f"--block {asked}: TensorRT reads int4 in blocks of 128 or 64, and int8 with a "
+                "scale a column; leave --block out"
+            )
         return asked
     if backend == _ON_PROCESSOR:
         return _BLOCK
     return 0 if weights == "int8" else _TENSORRT_BLOCKS[0]
+
+
+def check_quantized(graphs: GraphsSpec, backend: str) -> None:
+    """Refuse a directory that was quantized for another engine library.
+
+    Raises:
+        BuildError: names the model, how it was quantized and the remedy.
+    """
+    for name, spec in graphs.models.items():
+        found = spec.quantization
+        if found is None:
+            continue
+        reads = _tensorrt_reads(found) if backend in _TENSORRT else _processor_reads(found)
+        if not reads:
+            raise BuildError(
+                f"the {name} is quantized in a form that {backend} does not read "
+                f"({found.describe()}); quantize the float32 directory with `spec-export quantize "
+                f"--backend {backend}`"
+            )
+
+
+def _tensorrt_reads(found: QuantizationSpec) -> bool:
+    blocks = _TENSORRT_BLOCKS if found.weights == "int4" else (0,)
+    is_plain = found.kv is None and not found.zeros
+    return is_plain and (found.weights is None or found.block in blocks)
+
+
+def _processor_reads(found: QuantizationSpec) -> bool:
+    return found.weights not in ("fp8", "nvfp4") and found.activations != "fp8"
 
 
 @contextlib.contextmanager

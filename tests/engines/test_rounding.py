@@ -21,7 +21,8 @@ from spec_export.engines.rounding import (
     Rounded,
     round_matrix,
 )
-from spec_export.engines.weight_formats import whole_numbers
+from spec_export.engines.weight_files import Pending
+from spec_export.engines.weight_formats import nvfp4, whole_numbers
 
 QUANTIZERS: tuple[Quantizer, ...] = ("rtn", "k-quant", "hqq", "gptq")
 ROWS, COLUMNS, BLOCK = 128, 48, 32
@@ -132,6 +133,21 @@ def test_gptq_takes_inputs_of_which_some_are_always_zero(rng):
 # --- stored as ONNX reads it ---------------------------------------------------------------------
 
 
+def as_tensor(name: str, pending: Pending) -> onnx.TensorProto:
+    content = b"".join(np.ascontiguousarray(part).tobytes() for part in pending.blocks())
+    return helper.make_tensor(name, pending.dtype.value, pending.shape, content, raw=True)
+
+
+def evaluated(nodes, tensors, opset: int = 21) -> np.ndarray:
+    """`out` of a graph without inputs, in ONNX's own evaluator."""
+    out = helper.make_tensor_value_info("out", TensorProto.FLOAT, [ROWS, COLUMNS])
+    graph = helper.make_graph(nodes, "g", [], [out], tensors)
+    opsets = [helper.make_opsetid("", opset)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=11)
+    onnx.checker.check_model(model)
+    return ReferenceEvaluator(model).run(None, {})[0]
+
+
 @pytest.mark.parametrize("block", [BLOCK, 0])
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize("bits", [4, 8])
@@ -140,27 +156,33 @@ def test_what_is_stored_is_what_was_rounded(rng, bits, zeros, block):
     grid = Grid(bits, block or ROWS, zeros)
     found = rounded("rtn", matrix(rng), grid)
     made = whole_numbers("w", (ROWS, COLUMNS), grid, lambda: found, bool(block))
-    tensors = [
-        helper.make_tensor(
-            name,
-            pending.dtype.value,
-            pending.shape,
-            b"".join(part.tobytes() for part in pending.blocks()),
-            raw=True,
-        )
-        for name, pending in made.items()
-    ]
+    tensors = [as_tensor(name, pending) for name, pending in made.items()]
     sizes = {tensor.name: len(tensor.raw_data) for tensor in tensors}
     assert sizes["w"] == ROWS * COLUMNS * bits // 8
     names = ["w", "w.scale", "w.zero"][: 2 + zeros]
     how = {"axis": 0, "block_size": block} if block else {"axis": 1}
     node = helper.make_node("DequantizeLinear", names, ["out"], **how)
-    out = helper.make_tensor_value_info("out", TensorProto.FLOAT, [ROWS, COLUMNS])
-    graph = helper.make_graph([node], "g", [], [out], tensors)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    onnx.checker.check_model(model)
-    (read,) = ReferenceEvaluator(model).run(None, {})
+    read = evaluated([node], tensors)
     np.testing.assert_array_equal(read, found.values())
+
+
+def test_nvfp4_is_stored_as_onnx_reads_it(rng):
+    """E2M1 with a scale of E4M3 for each 16 rows: within half of the widest gap (4 to 6) of a step.
+
+    The scale itself is rounded to 3 bits, so that the largest may be cut by a sixteenth.
+    """
+    weight = matrix(rng)
+    made = nvfp4("w", (ROWS, COLUMNS), lambda: weight)
+    tensors = [as_tensor(name, pending) for name, pending in made.items()]
+    assert len(tensors[0].raw_data) == ROWS * COLUMNS // 2
+    nodes = [
+        helper.make_node("DequantizeLinear", ["w.scale", "w.whole"], ["steps"]),
+        helper.make_node("DequantizeLinear", ["w", "steps"], ["out"], axis=0, block_size=16),
+    ]
+    read = evaluated(nodes, tensors, opset=23)
+    steps = np.repeat(np.abs(weight).reshape(-1, 16, COLUMNS).max(axis=1) / 6, 16, axis=0)
+    assert (np.abs(read - weight) <= steps * (1 + 6 / 16)).all()
+    assert len(np.unique(np.round(read / steps, 1))) > 8
 
 
 # --- what each is for ----------------------------------------------------------------------------

@@ -39,8 +39,13 @@ def prepared(tiny_pair_exported, tmp_path_factory):
 def prepared_draft(tiny_pair_exported, tmp_path):
     """The tiny draft in a precision, roles pinned; int4 has no blocks for the target's rows."""
 
-    def prepare(dtype: str, weights: str, **asked: str) -> tuple[Path, ModelSpec]:
-        chosen = {"draft_weights": weights, **asked}
+    texts = tmp_path / "texts.txt"
+    texts.write_text("In the beginning was the word, and the word was there.\n")
+
+    def prepare(dtype: str, weights: str, **asked: object) -> tuple[Path, ModelSpec]:
+        chosen: dict[str, object] = {"draft_weights": weights, **asked}
+        if "activations" in asked or asked.get("quantizer") in ("awq", "gptq"):
+            chosen["texts"] = texts
         found = derive(tiny_pair_exported, tmp_path / "prepared", dtype, **chosen)  # type: ignore[arg-type]
         graphs, options = read_exported(found), BuildOptions(gamma=4, max_len=64, chunk=16)
         spec = graphs.models["draft"]

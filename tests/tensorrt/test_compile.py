@@ -122,12 +122,46 @@ def test_roles_of_one_shape_share_a_profile(prepared):
     assert shapes[1]["tree_mask"] == (2, 2) and shapes[0]["logit_rows"] == (2,)
 
 
-@pytest.mark.parametrize("weights", ["int8", "int4", "fp8"])
-def test_small_weights_compile_and_stay_small(weights, prepared_draft, tmp_path):
-    graph, spec = prepared_draft("float16", weights)
-    found = TrtBackend("tensorrt-rtx").compile_model(graph, spec, 80, tmp_path / "out", False)
-    assert found.engine is not None
-    assert found.engine.precision == f"float16, weights {weights}"
+@pytest.mark.parametrize(
+    ("dtype", "weights", "asked"),
+    [
+        ("float16", "int8", {"quantizer": "rtn"}),
+        ("float16", "int8", {"quantizer": "gptq"}),
+        ("float16", "int8", {"activations": "int8"}),
+        ("bfloat16", "int8", {"activations": "int8"}),
+        ("float16", "int4", {"quantizer": "rtn"}),
+        ("float16", "int4", {"quantizer": "gptq", "block": 64}),
+        ("bfloat16", "int4", {"quantizer": "awq"}),
+        ("float16", "fp8", {}),
+        ("float16", "fp8", {"activations": "fp8"}),
+        ("bfloat16", "fp8", {"activations": "fp8"}),
+        ("float16", "nvfp4", {}),
+        ("bfloat16", "nvfp4", {}),
+    ],
+)
+def test_every_format_compiles_with_its_attention_fused(
+    dtype, weights, asked, prepared_draft, tmp_path
+):
+    """Attention and cache updates are the library's own operators, whatever the matrices are."""
+    graph, spec = prepared_draft(dtype, weights, **asked)
+    backend = TrtBackend("tensorrt-rtx", TrtOptions(compute_capabilities=("12.0",)))
+    found = backend.compile_model(graph, spec, 80, tmp_path / "out", False)
+    engine = found.engine
+    assert engine is not None
+    assert (engine.precision, engine.weights) == (f"{dtype}, weights {weights}", weights)
+    assert (engine.attentions, engine.cache_updates) == (spec.layers, 2 * spec.layers)
+    read = read_pinned(graph, {}).graph
+    stored = {tensor.data_type for tensor in read.initializer}
+    assert {"int8": 3, "int4": 22, "fp8": 17, "nvfp4": 23}[weights] in stored
+    rounded = [node for node in read.node if node.op_type == "QuantizeLinear"]
+    assert len(rounded) == ("activations" in asked) * 4 * spec.layers  # two norms, o, down
+
+
+def test_a_gpu_without_the_arithmetic_is_named(prepared_draft, tmp_path):
+    graph, spec = prepared_draft("float16", "nvfp4")
+    backend = TrtBackend("tensorrt-rtx", TrtOptions(compute_capabilities=("8.9",)))
+    with pytest.raises(BuildError, match=r"8\.9: nvfp4 weights.*--weights"):
+        backend.compile_model(graph, spec, 80, tmp_path / "out", False)
 
 
 def compile_model(backend: TrtBackend, exported: Path, spec: ModelSpec, out: Path) -> Compiled:
