@@ -13,6 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from spec_export.calibration.weight_sizes import (
+    CACHE_BYTES,
+    ITEM_BYTES,
+    parts,
+    resident_bytes,
+)
 from spec_export.engines.consistency import (
     GAMMA_RANGE,
     LONGEST_CHUNK,
@@ -31,7 +37,6 @@ from spec_export.engines.graphs import (
 from spec_export.engines.manifest import MANIFEST_FILE, MANIFEST_SCHEMA, Manifest
 from spec_export.engines.strict import read_json
 
-_ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _WIDENING = "onnxruntime"  # the backend for a CPU, which has no kernels for half precision
 _LARGEST_WEIGHTS = 1 << 50
 # November 2026, onnxruntime 1.32 on x86-64, anonymous memory:
@@ -53,8 +58,7 @@ class Described:
         gammas: drafts a round that verify passes are built for, ascending.
         chunk: rows of a prefill pass.
         max_len: tokens of a context.
-        widens: the engine keeps half-precision weights in float32, as onnxruntime does on a CPU
-            (SmolLM2-135M: 269 MB on disk, 538 MB in memory).
+        widens: the engine is onnxruntime on a processor, which keeps weights in its own way.
     """
 
     models: Mapping[str, ModelSpec]
@@ -68,7 +72,7 @@ class Described:
     @property
     def is_half(self) -> bool:
         """Whether any weights have two bytes."""
-        return any(_ITEM_BYTES.get(spec.dtype) == 2 for spec in self.models.values())
+        return any(ITEM_BYTES.get(spec.dtype) == 2 for spec in self.models.values())
 
     @property
     def positions(self) -> int:
@@ -188,7 +192,10 @@ def memory_use(described: Described, max_len: int | None = None) -> MemoryUse:
     models = described.models
     return MemoryUse(
         max_len=max_len,
-        weights={name: _weights(spec, described.widens) for name, spec in models.items()},
+        weights={
+            name: resident_bytes(spec, on_processor=described.widens)
+            for name, spec in models.items()
+        },
         caches={name: cache_row_bytes(spec) * capacity for name, spec in models.items()},
         buffers=_buffers(described),
         workspace=max(_workspace(spec, described.chunk) for spec in models.values()),
@@ -203,7 +210,7 @@ def cache_row_bytes(spec: ModelSpec) -> int:
     total = 0
     for state in spec.states:
         others = [d for axis, d in enumerate(state.dims) if axis != state.length_axis]
-        total += math.prod(int(d) for d in others) * _ITEM_BYTES[state.dtype]
+        total += math.prod(int(d) for d in others) * CACHE_BYTES[state.dtype]
     return total
 
 
@@ -249,10 +256,6 @@ def require_fit(described: Described, limit: int, where: str, sets: int = 1) -> 
     )
 
 
-def _weights(spec: ModelSpec, widens: bool) -> int:
-    return spec.parameters_bytes * (4 // _ITEM_BYTES[spec.dtype] if widens else 1)
-
-
 def _buffers(described: Described) -> int:
     """Logits of every bound pass, float32, and the rows that sampling keeps."""
     vocabulary = described.models["target"].vocabulary
@@ -266,16 +269,8 @@ def _buffers(described: Described) -> int:
 
 
 def _workspace(spec: ModelSpec, rows: int) -> int:
-    """Activations of a pass.
-
-    A description has no hidden size h. A decoder layer has about 12 h^2 parameters and the head
-    V h, which gives h; of 16 h numbers a row, three are as wide as a feed-forward layer.
-    """
-    item = _ITEM_BYTES[spec.dtype]
-    parameters = spec.parameters_bytes / item
-    layers, vocabulary = spec.layers, spec.vocabulary
-    hidden = (math.sqrt(vocabulary**2 + 48 * layers * parameters) - vocabulary) / (24 * layers)
-    return round(16 * hidden * item * rows)
+    """Activations of a pass: of 16 h numbers a row, three are as wide as a feed-forward layer."""
+    return round(16 * parts(spec).hidden * ITEM_BYTES[spec.dtype] * rows)
 
 
 def _check(described: Described, origin: str) -> None:
@@ -285,7 +280,7 @@ def _check(described: Described, origin: str) -> None:
                 f"{origin}: the {name} has {spec.layers} layers and {spec.parameters_bytes} bytes "
                 "of weights; it was altered, or made by something else"
             )
-        if spec.dtype not in _ITEM_BYTES:
+        if spec.dtype not in ITEM_BYTES:
             raise SchemaError(f"{origin}: weights of {spec.dtype} are not known here")
     if not 0 <= described.ids <= 1 << 24:
         raise SchemaError(f"{origin}: the tokenizer has {described.ids} ids")

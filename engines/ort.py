@@ -9,6 +9,7 @@ would do as well, but whoever else uses the library in the process could open no
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import platform
 import shutil
@@ -160,7 +161,9 @@ class OrtBackend:
         options = ort.SessionOptions()
         by_row = spec.quantization is not None and spec.quantization.activations == BY_ROW
         options.add_session_config_entry(_ACCURACY, _IN_INT8 if by_row else _IN_FLOAT)
-        return OrtEngine(open_session(file, options, self.threads), spec)
+        session = open_session(file, options, self.threads)
+        _give_back_freed()
+        return OrtEngine(session, spec)
 
     def open_mapped(self, file: Path, spec: ModelSpec) -> OrtEngine:
         """Open a model that reads its weights where they lie on disk: slow, and next to no memory.
@@ -212,6 +215,16 @@ def open_session(
     except Exception as error:
         named = "a graph" if isinstance(graph, bytes) else graph
         raise EngineError(f"onnxruntime {ort.__version__} cannot open {named}: {error}") from error
+
+
+def _give_back_freed() -> None:
+    """Return to the system what was freed while a graph was opened.
+
+    onnxruntime transposes and packs weights on the way; what that leaves free stays with the
+    process otherwise. November 2026, SmolLM2-135M, weights and caches of int8: 372 MB to 332 MB.
+    """
+    with contextlib.suppress(OSError, AttributeError, TypeError):  # glibc alone has it
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _copy_or_link(source: Path, target: Path, link: bool) -> None:

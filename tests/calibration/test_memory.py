@@ -19,8 +19,12 @@ from spec_export.calibration.memory import (
     require_fit,
 )
 from spec_export.calibration.memory_plan import Limit, as_json, html, plan_memory, terminal_lines
+from spec_export.calibration.weight_sizes import parts
+from spec_export.engines.build import BuildOptions, build_bundle
 from spec_export.engines.errors import BundleError, RequestError
+from spec_export.engines.ort import OrtBackend
 from spec_export.runtime.opened import OpenedBundle
+from tests.precisions import derive
 
 # Opens a bundle, fills the context of a session, and does that again: anonymous memory after each.
 MEASURE = """
@@ -143,6 +147,72 @@ def test_smollm2_takes_what_was_planned(smollm2_bundle):
     use = memory_use(read_described(smollm2_bundle))
     found = measure(smollm2_bundle, 1)
     assert found[1] - found[0] == pytest.approx(use.bundle, rel=0.1)
+
+
+@pytest.mark.model
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", [{"head": "int8"}, {"kv": "int8"}])
+@on_linux
+def test_smollm2_of_int8_takes_what_was_planned(smollm2_exported, tmp_path, asked):
+    """As quantized in blocks of 32: with and without its head and its caches."""
+    derived = derive(
+        smollm2_exported, tmp_path / "q", backend="onnxruntime", weights="int8", **asked
+    )
+    bundle = build_bundle(derived, tmp_path / "bundle", OrtBackend(), BuildOptions(gamma=4)).path
+    use = memory_use(read_described(bundle))
+    found = measure(bundle, 1)
+    assert found[1] - found[0] == pytest.approx(use.bundle, rel=0.1)
+
+
+# --- quantized -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("backend", "asked"),
+    [
+        ("onnxruntime", {"weights": "int8"}),
+        ("onnxruntime", {"weights": "int4", "quantizer": "rtn"}),
+        ("onnxruntime", {"weights": "int4", "quantizer": "rtn", "head": "int8", "block": 16}),
+        ("onnxruntime", {"weights": "int8", "quantizer": "k-quant", "head": "int4"}),
+        ("tensorrt-rtx", {"weights": "fp8"}),
+        ("tensorrt-rtx", {"weights": "nvfp4"}),
+        ("tensorrt-rtx", {"weights": "int8", "head": "int8"}),
+    ],
+)
+def test_the_hidden_size_of_a_quantized_model_is_that_of_the_model(
+    tiny_pair_exported, tmp_path, backend, asked
+):
+    """It was derived as though all weights had the size of those that stayed: a third, for int4.
+
+    The one of float32 is an estimate as well; the two differ by what norms and rounding take.
+    """
+    derived = derive(tiny_pair_exported, tmp_path, backend=backend, **asked)
+    before = read_described(tiny_pair_exported).models["target"]
+    after = read_described(derived).models["target"]
+    assert parts(after).hidden == pytest.approx(parts(before).hidden, rel=0.05)
+    stored = parts(after)
+    total = stored.embedding + stored.head + stored.layers
+    assert total == pytest.approx(after.parameters_bytes)
+    embedding = 1031 * 160 * 4
+    assert stored.embedding == pytest.approx(embedding, rel=0.1)
+
+
+def test_caches_of_int8_are_planned_as_a_quarter(tiny_pair_exported, tmp_path):
+    """A plan of them ended in a KeyError."""
+    derived = derive(tiny_pair_exported, tmp_path, backend="onnxruntime", weights="int8", kv="int8")
+    mine, other = (memory_use(read_described(path)) for path in (derived, tiny_pair_exported))
+    for name, count in mine.caches.items():
+        assert 4 * count == other.caches[name]
+    assert sum(mine.weights.values()) < sum(other.weights.values())
+    assert "caches take" in "\n".join(terminal_lines(plan_memory(read_described(derived), None)))
+
+
+def test_a_quantized_directory_is_planned_as_the_bundle_it_becomes(tiny_pair_exported, tmp_path):
+    derived = derive(tiny_pair_exported, tmp_path / "q", backend="onnxruntime", weights="int8")
+    options = BuildOptions(gamma=4, max_len=128, chunk=32)
+    bundle = build_bundle(derived, tmp_path / "bundle", OrtBackend(), options).path
+    exported = read_described(derived, max_len=128, gammas=(4,), chunk=32)
+    assert memory_use(exported) == memory_use(read_described(bundle))
 
 
 def test_a_plan_names_what_fits(tiny_bundle):
