@@ -17,6 +17,7 @@ from spec_export.engines.bundle import Progress, no_progress
 from spec_export.engines.errors import RequestError
 from spec_export.engines.graphs import ModelSpec
 from spec_export.engines.ort import open_session
+from spec_export.engines.passes import whole_pass
 from spec_export.engines.products import sample_names
 from spec_export.engines.quantize import Observed
 
@@ -60,7 +61,7 @@ def observe(
     skipped = 0
     for done, text in enumerate(texts):
         progress(_STEP, done, len(texts))
-        found = session.run(outputs, feeds(spec, text))
+        found = session.run(outputs, whole_pass(spec, text))
         first = -skipped % every
         skipped += len(text)
         for name, values in zip(names, found, strict=False):
@@ -70,23 +71,7 @@ def observe(
             size = np.abs(cache[0, :, : len(text)]).max(axis=1)
             largest[state.input] = np.maximum(largest.get(state.input, 0.0), size)
     progress(_STEP, len(texts), len(texts))
-    return Observed({name: np.concatenate(parts) for name, parts in inputs.items()}, largest)
-
-
-def feeds(spec: ModelSpec, text: Sequence[int]) -> dict[str, np.ndarray]:
-    """Inputs of one pass over a whole text, from empty caches of its length."""
-    count = len(text)
-    given = {
-        "input_ids": np.asarray([text], np.int64),
-        "kv_len": np.zeros(1, np.int64),
-        "depth": np.arange(count),
-        "tree_mask": np.tril(np.ones((count, count), bool)),
-        "logit_rows": np.array([count - 1], np.int64),
-    }
-    for state in spec.states:
-        dims = [count if dim == "C" else int(dim) for dim in state.dims]
-        given[state.input] = np.zeros(dims, state.dtype)
-    return given
+    return Observed({name: np.concatenate(parts) for name, parts in inputs.items()}, largest, texts)
 
 
 def _opened(graph: Path, threads: int) -> tuple[ort.InferenceSession, list[str]]:

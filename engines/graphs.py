@@ -72,7 +72,7 @@ WeightFormat = Literal["int8", "int4", "fp8", "nvfp4"]
 FP4_BLOCK = 16  # numbers of E2M1 that share a scale
 Activations = Literal["int8", "fp8", "int8 by row"]
 BY_ROW: Activations = "int8 by row"
-Quantizer = Literal["rtn", "k-quant", "hqq", "gptq", "awq"]
+Quantizer = Literal["rtn", "k-quant", "hqq", "gptq", "awq", "modelopt"]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -93,6 +93,27 @@ def _constant(name: str, rows: int, logit_rows: int) -> np.ndarray | None:
     if name == "logit_rows":
         return np.arange(rows - logit_rows, rows, dtype=np.int64).clip(min=0)
     return None
+
+
+def whole_pass(spec: ModelSpec, text: Sequence[int]) -> dict[str, np.ndarray]:
+    """Inputs of one pass over a whole text, from empty caches of its length.
+
+    Args:
+        spec: of an exported model, dimensions not pinned.
+        text: token ids.
+    """
+    count = len(text)
+    given = {
+        "input_ids": np.asarray([text], np.int64),
+        "kv_len": np.zeros(1, np.int64),
+        "depth": np.arange(count),
+        "tree_mask": np.tril(np.ones((count, count), bool)),
+        "logit_rows": np.array([count - 1], np.int64),
+    }
+    for state in spec.states:
+        dims = [count if dim == "C" else int(dim) for dim in state.dims]
+        given[state.input] = np.zeros(dims, numpy_type(state.dtype))
+    return given
 
 
 class PassRunner:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,10 +24,12 @@ from spec_export.engines.caches import quantize_caches
 from spec_export.engines.errors import BuildError
 from spec_export.engines.graphs import GRAPHS_FILE, GraphsSpec, ModelSpec, QuantizationSpec
 from spec_export.engines.hashing import describe_files
+from spec_export.engines.modelopt import equal_texts, quantized_by_modelopt
+from spec_export.engines.passes import whole_pass
 from spec_export.engines.products import products
 from spec_export.engines.rounding import NEED_SAMPLES
 from spec_export.engines.strict import to_json
-from spec_export.engines.weight_blocks import Samples, quantize_weights
+from spec_export.engines.weight_blocks import Samples, dividing_block, quantize_weights
 from spec_export.engines.weight_files import Pending, write_model
 
 Wanted = Mapping[str, QuantizationSpec]
@@ -41,10 +43,12 @@ class Observed:
     Attributes:
         inputs: of matrices, `[rows, K]` float32, by the name of the value.
         largest: magnitude of each channel of a cache, `[Hkv, D]` float32, by the cache's input.
+        texts: that it read, as token ids.
     """
 
     inputs: Samples
     largest: Mapping[str, np.ndarray]
+    texts: Sequence[Sequence[int]] = ()
 
 
 Observe = Callable[[str], Observed]
@@ -172,6 +176,9 @@ def _quantize(
     observed: Observed | None,
 ) -> ModelSpec:
     """Write one model, and return its description."""
+    if wanted.quantizer == "modelopt":
+        assert observed is not None
+        return _by_modelopt(exported, out, spec, wanted, observed)
     model = ir.load(exported / spec.file)
     originals = {
         name: value.const_value
@@ -193,3 +200,16 @@ def _quantize(
         pending |= made
     size = write_model(model, pending, out / spec.file)
     return replace(spec, parameters_bytes=size, quantization=wanted)
+
+
+def _by_modelopt(
+    exported: Path, out: Path, spec: ModelSpec, wanted: QuantizationSpec, observed: Observed
+) -> ModelSpec:
+    """Write one model that nvidia-modelopt quantized, and return its description."""
+    graph = exported / spec.file
+    matrices = products(ir.load(graph).graph, head=False)
+    block = min(dividing_block(wanted.block, matrix) for matrix in matrices)
+    passes = [whole_pass(spec, text) for text in equal_texts(observed.texts)]
+    model = quantized_by_modelopt(graph, passes, block)
+    size = write_model(model, {}, out / spec.file)
+    return replace(spec, parameters_bytes=size, quantization=replace(wanted, block=block))

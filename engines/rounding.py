@@ -17,7 +17,7 @@ import numpy as np
 from spec_export.engines.errors import BuildError
 from spec_export.engines.graphs import Quantizer
 
-NEED_SAMPLES: frozenset[str] = frozenset({"gptq", "awq"})
+NEED_SAMPLES: frozenset[str] = frozenset({"gptq", "awq", "modelopt"})
 NEED_ZEROS: frozenset[str] = frozenset({"k-quant", "hqq"})
 SMALLEST_SCALE = 2.0**-24  # the smallest float16: a block of zeros has a scale as well
 _DAMPING = 0.01  # of the mean second moment, added to each

@@ -87,7 +87,7 @@ class _Matrix:
         self.source = str(product.source.name)
         self._format = _format_of(product, wanted)
         self._option = f"--{'head' if product.is_head else 'weights'} {self._format}"
-        block = FP4_BLOCK if self._format == "nvfp4" else _dividing(wanted.block, product)
+        block = FP4_BLOCK if self._format == "nvfp4" else dividing_block(wanted.block, product)
         self._check_shape(block)
         self._block, self._is_whole = block, self._format in _BITS
         self.grid = Grid(
@@ -174,8 +174,8 @@ class _Matrix:
             raise BuildError(f"{self._option}: {name} has an odd number of columns")
 
 
-def _dividing(block: int, product: Product) -> int:
-    """The block, or half of a large one that does not divide the rows."""
+def dividing_block(block: int, product: Product) -> int:
+    """The block, or half of one of more than 64 rows that does not divide those of the matrix."""
     while block > _SMALLEST_HALVED and product.shape[0] % block:
         block //= 2
     return block

@@ -77,6 +77,7 @@ class QuantizerName(str, Enum):
     hqq = "hqq"
     gptq = "gptq"
     awq = "awq"
+    modelopt = "modelopt"
 
 
 class HeadName(str, Enum):

@@ -92,16 +92,21 @@ class Quantizing:
                 f"--quantizer {quantizer} makes zero points, and {backend} reads weights without; "
                 "take rtn, gptq or awq"
             )
+        if quantizer == "modelopt" and (weights != "int4" or self.head or self.kv):
+            raise BuildError(
+                "--quantizer modelopt makes --weights int4 and nothing else; leave out --head and "
+                "--kv, or take awq"
+            )
         activations: Activations | None = None
         if self.activations in ("int8", "fp8") or (self.activations is None and not on_gpu):
             activations = self.activations if on_gpu else BY_ROW
-        if quantizer == "awq" and activations in ("int8", "fp8"):
-            raise BuildError("--quantizer awq rounds for activations that are not rounded")
+        if quantizer in ("awq", "modelopt") and activations in ("int8", "fp8"):
+            raise BuildError(f"--quantizer {quantizer} rounds for activations that are not rounded")
         return QuantizationSpec(
             weights=weights,
             quantizer=quantizer,
             block=_block(self.block, weights, spec, backend) if is_whole else 0,
-            zeros=is_whole and not on_gpu and (weights == "int4" or quantizer in NEED_ZEROS),
+            zeros=not on_gpu and _has_zeros(weights, quantizer),
             head=self.head if name == "target" else None,
             kv=self.kv,
             activations=activations if weights is not None else None,
@@ -137,6 +142,12 @@ class Quantizing:
                 "--calibration is for --quantizer gptq or awq, --kv and, with TensorRT, "
                 "--activations; nothing that was asked for goes by texts: leave it out"
             )
+
+
+def _has_zeros(weights: WeightFormat | None, quantizer: Quantizer) -> bool:
+    from spec_export.engines.rounding import NEED_ZEROS
+
+    return quantizer in NEED_ZEROS or (weights == "int4" and quantizer != "modelopt")
 
 
 def _check_backend(weights: WeightFormat | None, asked: Quantizing, backend: str) -> None:

@@ -9,7 +9,8 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from spec_export.calibration.observe import feeds, observe
+from spec_export.calibration.observe import observe
+from spec_export.engines.passes import whole_pass
 from spec_export.calibration.texts import token_texts
 from spec_export.engines.build import read_exported
 from spec_export.engines.errors import RequestError
@@ -56,7 +57,7 @@ def test_the_largest_of_each_channel_of_a_cache(draft):
     session = ort.InferenceSession(str(file), providers=["CPUExecutionProvider"])
     found = observe(file, spec, TEXTS, 1).largest
     for state in spec.states:
-        caches = [session.run([state.output], feeds(spec, text))[0][0] for text in TEXTS]
+        caches = [session.run([state.output], whole_pass(spec, text))[0][0] for text in TEXTS]
         expected = np.maximum(*(np.abs(cache).max(axis=1) for cache in caches))
         assert found[state.input].shape == (state.dims[1], state.dims[3])
         np.testing.assert_allclose(found[state.input], expected, rtol=1e-5)

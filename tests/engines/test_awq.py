@@ -13,7 +13,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from spec_export.calibration.observe import feeds
+from spec_export.engines.passes import whole_pass
 from spec_export.engines import awq
 from spec_export.engines.build import read_exported
 from spec_export.engines.products import products
@@ -24,7 +24,7 @@ TEXT = [int(token) for token in np.random.default_rng(0).integers(0, 1031, 40)]
 
 def logits(graph: Path, spec) -> np.ndarray:
     session = ort.InferenceSession(str(graph), providers=["CPUExecutionProvider"])
-    given = feeds(spec, TEXT) | {"logit_rows": np.arange(len(TEXT))}
+    given = whole_pass(spec, TEXT) | {"logit_rows": np.arange(len(TEXT))}
     return session.run(["logits"], given)[0]
 
 
