@@ -76,7 +76,7 @@ def bundle_rows(bundle: Bundle) -> Rows:
         ("memory", f"one session's caches {size(caches)}"),
         *_text_rows(manifest.text),
         *(("lowered", f"{name}: {', '.join(how)}") for name, how in manifest.lowered.items()),
-        *parity_rows(manifest.parity),
+        *parity_rows(manifest.parity, manifest.models),
         ("exactness", exactness(manifest.exactness)),
         ("built on", device(manifest.device)),
         *compiler_rows(manifest),
@@ -113,7 +113,7 @@ def exported_rows(path: Path, graphs: GraphsSpec) -> Rows:
         *_model_rows(graphs.models),
         ("memory", _cache_row(graphs.models)),
         *_text_rows(graphs.text),
-        *parity_rows(graphs.parity),
+        *parity_rows(graphs.parity, graphs.models),
         *_titled(
             "files",
             [f"{size(file.stat().st_size):>10}  {file.relative_to(path)}" for file in files],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from spec_export.console import size
@@ -87,7 +87,7 @@ def made_rows(made: Made, lost: Sequence[tuple[str, str]] = ()) -> Rows:
         ("hash", made.bundle.sha256),
         ("method", f"{METHODS[manifest.method]}, gamma {gammas(manifest)}"),
         ("context", f"{manifest.max_len} tokens, prefill {manifest.chunk} at a time"),
-        *parity_rows(manifest.parity),
+        *parity_rows(manifest.parity, manifest.models),
         *quantization_rows(manifest.models),
         *(("lowered", f"{name}: {', '.join(how)}") for name, how in manifest.lowered.items()),
         ("exactness", exactness(manifest.exactness)),
@@ -128,14 +128,18 @@ def bundle_bytes(bundle: Bundle) -> int:
     return sum(file.bytes for file in bundle.manifest.files.values())
 
 
-def parity_rows(parity: dict[str, ParitySpec]) -> Rows:
-    """What the check against the checkpoint found, per model."""
+def parity_rows(
+    parity: dict[str, ParitySpec], models: Mapping[str, ModelSpec] | None = None
+) -> Rows:
+    """What the check against the checkpoint found, per model; of those quantized since, before."""
+    now = {name for name, spec in (models or {}).items() if spec.quantization is not None}
     return [
         (
             "parity",
-            f"{name}: within {found.worst_logit:.2g} of torch (allowed {found.tolerance:.2g}), "
-            f"best token the same in {found.argmax_agreement:.2%}, {found.cases} passes up to "
-            f"position {found.positions}",
+            f"{name}{', before it was quantized' if name in now else ''}: within "
+            f"{found.worst_logit:.2g} of torch (allowed {found.tolerance:.2g}), best token the "
+            f"same in {found.argmax_agreement:.2%}, {found.cases} passes up to position "
+            f"{found.positions}",
         )
         for name, found in parity.items()
     ]
