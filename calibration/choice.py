@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from spec_export.runtime.opened import OpenedBundle
 
 
+class UnusableProfile(RequestError):
+    """The profile that is there says nothing of this bundle on this device."""
+
+
 def gamma_costs(opened: OpenedBundle, request: Request, threads: int | None = None) -> GammaCosts:
     """The costs of an opened bundle's rounds here, from the profile beside its manifest.
 
@@ -27,7 +31,8 @@ def gamma_costs(opened: OpenedBundle, request: Request, threads: int | None = No
         threads: it was opened with; None: as it was built.
 
     Raises:
-        RequestError: there is no profile, or it is of another bundle or device.
+        RequestError: there is no profile, or no draft.
+        UnusableProfile: it is of another bundle or device.
         IntegrityError: it cannot be read.
         SchemaError: it is malformed.
     """
@@ -43,7 +48,7 @@ def gamma_costs(opened: OpenedBundle, request: Request, threads: int | None = No
     device = make_backend(built.backend, threads or built.threads).describe()
     reason = why_unusable(profile, opened.bundle.sha256, device)
     if reason is not None:
-        raise RequestError(f"--gamma auto: {reason}")
+        raise UnusableProfile(f"--gamma auto: {reason}")
     alpha = profile.acceptance.alpha
     is_fast = plain_role(opened, request) == "decode"
     costs = costs_of(

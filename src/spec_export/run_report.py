@@ -63,9 +63,10 @@ def _rows(run: Run, tokens: str, off: str | None) -> Rows:
 
 def notes(run: Run) -> tuple[str, ...]:
     """What a reader of the text should know of it."""
+    said = (*run.warnings, *run.notes)
     if run.request.grammar is None or run.finish != "length":
-        return run.notes
-    return (*run.notes, "cut off by length: the text may not match its grammar yet")
+        return said
+    return (*said, "cut off by length: the text may not match its grammar yet")
 
 
 def _gamma(run: Run) -> str:

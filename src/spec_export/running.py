@@ -78,6 +78,7 @@ class Run:
         finish: why it ended.
         stats: counts and times.
         notes: what the session served in another way than it should be.
+        warnings: what was asked for and is not served.
         comparison: with plain decoding, where it was asked for and the text was long enough.
     """
 
@@ -93,6 +94,7 @@ class Run:
     finish: str = "length"
     stats: Stats | None = None
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     comparison: DecodingComparison | None = None
 
 
@@ -242,15 +244,23 @@ def prepare(opened: OpenedBundle, prompt: str, options: RunOptions) -> Run:
         stop=options.stop,
         fast_plain=options.fast_plain,
     )
+    warnings: tuple[str, ...] = ()
     if options.gamma == "auto":
-        from spec_export.calibration.choice import gamma_costs
+        from spec_export.calibration.choice import UnusableProfile, gamma_costs
 
-        request = replace(request, auto=gamma_costs(opened, request, options.threads))
+        try:
+            request = replace(request, auto=gamma_costs(opened, request, options.threads))
+        except UnusableProfile as error:
+            warnings = (
+                f"{error}; rounds have the {effective_gamma(opened, request)} drafts built",
+            )
+            complain(f"warning: {warnings[0]}")
     if options.chat:
         ids = opened.text.encode_chat([{"role": "user", "content": prompt}])
     else:
         ids = opened.text.encode(prompt)
-    return Run(opened, request, ids, effective_gamma(opened, request), options.pipelined)
+    gamma = effective_gamma(opened, request)
+    return Run(opened, request, ids, gamma, options.pipelined, warnings=warnings)
 
 
 def stream(

@@ -10,10 +10,10 @@ import onnxruntime as ort
 import pytest
 
 from spec_export.calibration.observe import observe
-from spec_export.engines.passes import whole_pass
 from spec_export.calibration.texts import token_texts
 from spec_export.engines.build import read_exported
 from spec_export.engines.errors import RequestError
+from spec_export.engines.passes import whole_pass
 from spec_export.engines.products import products, sample_names
 
 TEXTS = [[5, 17, 900, 3, 44, 1000, 2, 8, 9, 10], [700, 6, 30, 31, 32, 33, 600]]

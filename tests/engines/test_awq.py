@@ -13,9 +13,9 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from spec_export.engines.passes import whole_pass
 from spec_export.engines import awq
 from spec_export.engines.build import read_exported
+from spec_export.engines.passes import whole_pass
 from spec_export.engines.products import products
 from spec_export.engines.weight_files import Pending, write_model
 
