@@ -15,7 +15,9 @@ import numpy as np
 import onnx_ir as ir
 
 from spec_export.engines.errors import BuildError
+from spec_export.engines.graphs import Calibrator
 from spec_export.engines.products import Product, add_initializer
+from spec_export.engines.ranges import largest_magnitude
 from spec_export.engines.weight_files import Pending
 
 _LARGEST = {"int8": 127.0, "fp8": 448.0}
@@ -30,6 +32,7 @@ def quantize_activations(
     found: Sequence[Product],
     kind: Literal["int8", "fp8"],
     inputs: Mapping[str, np.ndarray],
+    calibrator: Calibrator = "minmax",
 ) -> dict[str, Pending]:
     """Round every value that a matrix of a layer is multiplied by, in place.
 
@@ -38,6 +41,7 @@ def quantize_activations(
         found: products by these matrices.
         kind: 8 bits, whole or floating (E4M3).
         inputs: samples of those values, `[rows, K]` float32, by name.
+        calibrator: what decides how far a scale reaches.
 
     Returns:
         The weights to write, by initializer.
@@ -56,7 +60,7 @@ def quantize_activations(
     for name, readers in groups.items():
         if name not in inputs:
             raise BuildError(f"--activations {kind}: there is no sample of {name}")
-        largest = float(np.abs(inputs[name]).max())
+        largest = largest_magnitude(inputs[name], calibrator)
         scale = np.float32(max(largest / _LARGEST[kind], _SMALLEST_SCALE))
         step = add_initializer(graph, f"{name}.step", _FLOAT, ())
         pending[f"{name}.step"] = _pending(np.asarray(scale), _FLOAT)

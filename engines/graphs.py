@@ -70,6 +70,7 @@ class TapSpec:
 
 WeightFormat = Literal["int8", "int4", "fp8", "nvfp4"]
 FP4_BLOCK = 16  # numbers of E2M1 that share a scale
+Calibrator = Literal["minmax", "percentile", "entropy"]
 Activations = Literal["int8", "fp8", "int8 by row"]
 BY_ROW: Activations = "int8 by row"
 Quantizer = Literal["rtn", "k-quant", "hqq", "gptq", "awq", "modelopt"]
@@ -90,6 +91,7 @@ class QuantizationSpec:
         activations: of what matrices inside the layers are multiplied by: with a scale fixed by
             texts, or `int8 by row`, with scales of each row as the kernel takes them; None: as
             exported.
+        calibrator: what decided such a fixed scale.
     """
 
     weights: WeightFormat | None = None
@@ -99,6 +101,11 @@ class QuantizationSpec:
     head: Literal["int8", "int4"] | None = None
     kv: Literal["int8"] | None = None
     activations: Activations | None = None
+    calibrator: Calibrator = "minmax"
+
+    @property
+    def _by(self) -> str:
+        return "" if self.calibrator == "minmax" else f" ({self.calibrator})"
 
     def describe(self) -> str:
         """Such as `weights int4 (gptq, blocks of 32), head int8, caches int8`."""
@@ -107,7 +114,7 @@ class QuantizationSpec:
         parts = [
             self.weights and f"weights {self.weights} ({self.quantizer}, {scales})",
             self.head and f"head {self.head}",
-            self.activations and f"activations {self.activations}",
+            self.activations and f"activations {self.activations}{self._by}",
             self.kv and f"caches {self.kv}",
         ]
         return ", ".join(part for part in parts if part) or "as exported"

@@ -193,7 +193,9 @@ def _quantize(
     if wanted.activations == "int8" or wanted.activations == "fp8":
         assert observed is not None
         kind = wanted.activations
-        pending |= quantize_activations(model.graph, found, kind, observed.inputs)
+        pending |= quantize_activations(
+            model.graph, found, kind, observed.inputs, wanted.calibrator
+        )
     if wanted.kv is not None:
         assert observed is not None
         made, spec = quantize_caches(model.graph, spec, observed.largest)

@@ -101,6 +101,14 @@ class ActivationsName(str, Enum):
     fp8 = "fp8"
 
 
+class CalibratorName(str, Enum):
+    """What decides a fixed scale."""
+
+    minmax = "minmax"
+    percentile = "percentile"
+    entropy = "entropy"
+
+
 class BoardName(str, Enum):
     """Boards whose memory is known."""
 
@@ -243,6 +251,15 @@ ActivationsOption = Annotated[
         "--activations",
         group=_QUANTIZATION,
         default="int8 by row; TensorRT: float",
+    ),
+]
+CalibratorOption = Annotated[
+    CalibratorName | None,
+    _option(
+        "How far the fixed scales of --activations reach; TensorRT only.",
+        "--calibrator",
+        group=_QUANTIZATION,
+        default="minmax",
     ),
 ]
 Calibration = Annotated[

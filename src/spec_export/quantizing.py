@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from spec_export.console import Steps
     from spec_export.engines.graphs import (
         Activations,
+        Calibrator,
         GraphsSpec,
         ModelSpec,
         QuantizationSpec,
@@ -42,6 +43,7 @@ class Quantizing:
         head: of the matrix that makes the target's logits.
         kv: of the caches.
         activations: of what matrices are multiplied by; `float`: as exported.
+        calibrator: what decides how far the fixed scales of activations reach.
         texts: file to calibrate on.
     """
 
@@ -52,6 +54,7 @@ class Quantizing:
     head: Literal["int8", "int4"] | None = None
     kv: Literal["int8"] | None = None
     activations: Literal["int8", "fp8", "float"] | None = None
+    calibrator: Calibrator | None = None
     texts: Path | None = None
 
     def wanted(self, graphs: GraphsSpec, backend: str) -> dict[str, QuantizationSpec]:
@@ -97,6 +100,11 @@ class Quantizing:
                 "--quantizer modelopt makes --weights int4 and nothing else; leave out --head and "
                 "--kv, or take awq"
             )
+        if self.calibrator is not None and (not on_gpu or self.activations not in ("int8", "fp8")):
+            raise BuildError(
+                "--calibrator decides the fixed scales of --activations int8 or fp8, for TensorRT; "
+                "leave it out"
+            )
         activations: Activations | None = None
         if self.activations in ("int8", "fp8") or (self.activations is None and not on_gpu):
             activations = self.activations if on_gpu else BY_ROW
@@ -110,6 +118,7 @@ class Quantizing:
             head=self.head if name == "target" else None,
             kv=self.kv,
             activations=activations if weights is not None else None,
+            calibrator=self.calibrator or "minmax",
         )
 
     def _check_used(self, graphs: GraphsSpec, found: Wanted) -> None:
@@ -125,6 +134,7 @@ class Quantizing:
             "--block": self.block,
             "--head": self.head,
             "--activations": self.activations,
+            "--calibrator": self.calibrator,
             "--calibration": self.texts,
         }
         if any(spec.weights is not None for spec in found.values()):
