@@ -50,6 +50,7 @@ BUILD_ONLY = {
         "build",
         "caches",
         "lower",
+        "modelopt",
         "prepare",
         "probe",
         "products",
