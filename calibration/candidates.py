@@ -7,23 +7,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from spec_export.calibration.observe import observe
+from spec_export.calibration.precision_names import AS_BUILT
 from spec_export.calibration.texts import token_texts
 from spec_export.engines.backend import Backend, Engine
 from spec_export.engines.build import read_exported
 from spec_export.engines.bundle import Progress, no_progress
 from spec_export.engines.certify import exported_models
 from spec_export.engines.errors import RequestError
-from spec_export.engines.graphs import BY_ROW, ModelSpec, QuantizationSpec
+from spec_export.engines.graphs import ModelSpec, QuantizationSpec
 from spec_export.engines.quantize import Observed, quantize_exported
 from spec_export.runtime import OpenedBundle
-
-AS_BUILT = "float32"
-DEFAULT = "int8+head,int4+head"
-_WEIGHTS = {
-    "int8": QuantizationSpec("int8", "rtn", 32, False, None, None, BY_ROW),
-    "int4": QuantizationSpec("int4", "awq", 32, True, None, None, BY_ROW),
-}
-_MOST = 6
 
 
 @dataclass(frozen=True)
@@ -41,41 +34,6 @@ class Candidate:
     engine: Engine
     spec: ModelSpec
     weights_bytes: int
-
-
-def parse_precisions(text: str | None) -> dict[str, QuantizationSpec]:
-    """`int8,int4+head+kv`: formats of weights, with the head in 8 bits, with caches in 8 bits.
-
-    Raises:
-        RequestError: something else.
-    """
-    text = DEFAULT if text is None else text
-    found: dict[str, QuantizationSpec] = {}
-    for name in filter(None, (part.strip() for part in text.split(","))):
-        weights, *rest = name.split("+")
-        if weights not in _WEIGHTS or not set(rest) <= {"head", "kv"} or len(set(rest)) < len(rest):
-            raise RequestError(
-                f"--precisions {name}: int8 or int4, and perhaps +head (the head in int8) and +kv "
-                "(caches in int8), separated by commas"
-            )
-        found[name] = replace(
-            _WEIGHTS[weights],
-            head="int8" if "head" in rest else None,
-            kv="int8" if "kv" in rest else None,
-        )
-    if not 1 <= len(found) <= _MOST:
-        raise RequestError(f"--precisions {text}: 1 to {_MOST} of them")
-    return found
-
-
-def flags(wanted: QuantizationSpec) -> str:
-    """The options of `build` that make a precision."""
-    given = [
-        f"--weights {wanted.weights}",
-        wanted.head and f"--head {wanted.head}",
-        wanted.kv and f"--kv {wanted.kv}",
-    ]
-    return " ".join(part for part in given if part)
 
 
 def check_comparable(opened: OpenedBundle) -> None:

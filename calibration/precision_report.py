@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spec_export.calibration.candidates import AS_BUILT, flags, parse_precisions
 from spec_export.calibration.html_report import Table
+from spec_export.calibration.precision_names import AS_BUILT, flags, parse_precisions
 from spec_export.calibration.precision_result import Pairing, Precisions, TargetPrecision
 from spec_export.engines.byte_counts import size
 from spec_export.engines.graphs import QuantizationSpec

@@ -21,8 +21,9 @@ import numpy as np
 
 from spec_export.calibration.acceptance import overlap
 from spec_export.calibration.calibrate import widths_of
-from spec_export.calibration.candidates import AS_BUILT, Candidate
+from spec_export.calibration.candidates import Candidate
 from spec_export.calibration.measure import Task
+from spec_export.calibration.precision_names import AS_BUILT
 from spec_export.calibration.precision_result import (
     DraftPrecision,
     Pairing,

@@ -66,6 +66,21 @@ def test_a_bundle_runs_without_model_and_graph_libraries(name, request, open_onc
     assert found["texts"][0] == greedy.text
 
 
+CALIBRATE = """
+from spec_export.cli import app
+app(["calibrate", sys.argv[1], "--prompts", sys.argv[2], "--tokens", "8", "-o", sys.argv[3]])
+"""
+
+
+def test_a_bundle_is_calibrated_without_model_and_graph_libraries(tiny_ngram_bundle, tmp_path):
+    """The comparison of precisions needs them; the report of a profile does not."""
+    prompts, out = tmp_path / "prompts.txt", tmp_path / "profile.json"
+    prompts.write_text("In the beginning\nAnd it came to pass\n")
+    done = run(CALIBRATE, tiny_ngram_bundle, prompts, out)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(out.read_text())["precisions"] is None
+
+
 @pytest.mark.parametrize("name", MISSING)
 def test_the_libraries_are_really_missing(name):
     """Negative control."""

@@ -186,10 +186,12 @@ def _task(opened: OpenedBundle, options: CalibrateOptions) -> Task:
 
 def _check_precisions(opened: OpenedBundle, options: CalibrateOptions) -> None:
     """Refuse before anything is measured what cannot be compared."""
-    from spec_export.calibration.candidates import check_comparable, parse_precisions
+    from spec_export.calibration.precision_names import parse_precisions
     from spec_export.engines.extras import require
 
     require("build", "onnx_ir")
+    from spec_export.calibration.candidates import check_comparable
+
     check_comparable(opened)
     parse_precisions(options.precisions)
 
@@ -204,7 +206,8 @@ def _compared(
 ) -> Profile:
     """The profile with other precisions of both models."""
     from spec_export.calibration import precision_report
-    from spec_export.calibration.candidates import make_candidates, parse_precisions
+    from spec_export.calibration.candidates import make_candidates
+    from spec_export.calibration.precision_names import parse_precisions
     from spec_export.calibration.precisions import compare_precisions
 
     backend, wanted = _backend(opened, options), parse_precisions(options.precisions)

@@ -8,15 +8,10 @@ import numpy as np
 import pytest
 
 from spec_export.calibration import precision_report
-from spec_export.calibration.candidates import (
-    AS_BUILT,
-    check_comparable,
-    flags,
-    make_candidates,
-    parse_precisions,
-)
+from spec_export.calibration.candidates import check_comparable, make_candidates
 from spec_export.calibration.evidence import Times
 from spec_export.calibration.measure import Task
+from spec_export.calibration.precision_names import AS_BUILT, flags, parse_precisions
 from spec_export.calibration.precision_result import (
     Pairing,
     Precisions,
