@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from spec_export.engines.manifest import DeviceSpec
     from spec_export.runtime import OpenedBundle
 
-_HEIGHT = 3200  # pixels of a picture: up to 16 positions and as many times
+_HEIGHT = 3600  # pixels of a picture: up to 16 positions and as many times
+_PRECISIONS_HEIGHT = 1400
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,8 @@ def calibrate_bundle(
     with contextlib.suppress(OSError):
         state.unlink(missing_ok=True)
     if options.report is not None:
-        write_report(options.report, profile_report.html(profile), _HEIGHT)
+        height = _HEIGHT + (_PRECISIONS_HEIGHT if profile.precisions is not None else 0)
+        write_report(options.report, profile_report.html(profile), height)
     if as_json:
         print(json.dumps(asdict(profile), ensure_ascii=False, allow_nan=False), flush=True)
     elif quiet:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,27 @@ from spec_export.calibration import memory_plan, plan_report, profile_report
 from spec_export.calibration.memory import read_described
 from spec_export.calibration.picture import draw, find_browser, write_picture
 from spec_export.calibration.plan import plan_speculation
+from spec_export.calibration.precision_result import (
+    Pairing,
+    Precisions,
+    Quality,
+    TargetPrecision,
+)
 from spec_export.engines.errors import StorageError
 from tests.calibration.test_profile import FAST, profile_of
 
+EXACT, NEAR = Quality(53.6, 1.0, 0.0, 600), Quality(53.6, 0.97, 0.005, 600)
+COMPARED = Precisions(
+    targets=(
+        TargetPrecision("float32", 538_000_000, EXACT, (1, 2, 5), (14.0, 15.0, 18.0), None),
+        TargetPrecision("int8", 265_000_000, NEAR, (1, 2, 5), (7.0, 9.0, 14.0), 5),
+    ),
+    drafts=(),
+    pairings=(
+        Pairing("float32", None, 0.5, 2, 1.1, 1.0, True),
+        Pairing("int8", None, 0.45, 0, 1.9, 1.9, True),
+    ),
+)
 BROWSER = find_browser()
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
 
@@ -86,6 +105,9 @@ def test_the_pages_are_drawn_without_complaints(look, tiny_bundle):
         plan_report.html(plan_speculation(0.8, 0.05)),
         memory_plan.html(memory_plan.plan_memory(read_described(tiny_bundle), None)),
         profile_report.html(profile_of(FAST)),
+        profile_report.html(
+            replace(profile_of(FAST), memory={"weights, target": 500_000_000}, precisions=COMPARED)
+        ),
     ]
     for page in pages:
         log, picture = look(page)
