@@ -32,6 +32,13 @@ _NEEDED_TO_EXPORT = (
 )
 
 
+_UNKEPT = (
+    "what texts decided is in no directory that is kept, so `check --exported` on the device has "
+    "nothing to compare the engines with: quantize first, with `spec-export quantize`, then build "
+    "and check with the directory it writes"
+)
+
+
 @dataclass(frozen=True)
 class Checkpoints:
     """What to export, as the user named it."""
@@ -147,6 +154,8 @@ def build(exported: Path, shapes: Shapes, out: Path, chosen: Compiling, steps: S
             steps.say(memory)
         is_lasting = not any(map(needs_observing, wanted.values()))  # made again from the source
         source = exported if is_lasting else reference
+        if not is_lasting and not backend.can_run:
+            steps.say(_UNKEPT)
         bundle = build_bundle(
             prepared, out, backend, options, default_memory(), steps, check, source, reference
         )

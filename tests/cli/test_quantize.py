@@ -101,6 +101,21 @@ def test_a_draft_that_stays_keeps_every_byte(cli, tiny_pair_exported, tmp_path):
     assert read_exported(tmp_path / "out").models["draft"].quantization is None
 
 
+def test_a_build_for_elsewhere_says_that_its_quantized_graphs_go_away(
+    cli, tiny_exported, tmp_path, texts, monkeypatch
+):
+    """`check --exported` on the device then called the right directory the wrong one."""
+    from spec_export.engines.ort import OrtBackend
+
+    monkeypatch.setattr(OrtBackend, "can_run", False)
+    for quantizer, is_said in (("gptq", True), ("rtn", False)):
+        asked = ["--weights", "int8", "--quantizer", quantizer, *SMALL]
+        asked += ["--calibration", texts] if is_said else []
+        called = cli("build", tiny_exported("none"), *asked, "-o", tmp_path / quantizer)
+        assert called.code == 0, called.err
+        assert ("quantize first, with `spec-export quantize`" in called.err) == is_said
+
+
 # --- what does not go together -------------------------------------------------------------------
 
 
