@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from enum import Enum
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from spec_export import cli_making
 from spec_export import options as opt
+from spec_export import options_looking as look_opt
+from spec_export import options_measuring as measure_opt
+from spec_export import options_running as run_opt
 from spec_export.commands import Command, Commands, run
 from spec_export.engines.errors import RequestError
 
@@ -31,11 +34,6 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def _name(chosen: Enum | None) -> Any:
-    """The value of an option with names, which its type has checked."""
-    return None if chosen is None else chosen.value
-
-
 @app.callback()
 def _program(
     version: Annotated[
@@ -46,229 +44,49 @@ def _program(
     """Options of the program itself."""
 
 
-@app.command("model-to-engine", cls=Command)
-def _model_to_engine(
-    target: opt.Target,
-    output: opt.BundleOut,
-    draft: opt.Draft = "ngram",
-    gamma: opt.BuiltGamma = "4",
-    max_len: opt.MaxLen = None,
-    chunk: opt.Chunk = 128,
-    dtype: opt.BuiltDtype = None,
-    backend: opt.Backend = opt.BackendName.onnxruntime,
-    threads: opt.BuildThreads = None,
-    weights: opt.Weights = None,
-    draft_weights: opt.DraftWeights = None,
-    quantizer: opt.Quantizer = None,
-    block: opt.Block = None,
-    head: opt.Head = None,
-    kv: opt.Kv = None,
-    activations: opt.ActivationsOption = None,
-    calibrator: opt.CalibratorOption = None,
-    calibration: opt.Calibration = None,
-    compute_capability: opt.ComputeCapability = None,
-    workspace: opt.Workspace = None,
-    timing_cache: opt.TimingCache = None,
-    builder_optimization_level: opt.OptimizationLevel = None,
-    no_single_row: opt.NoSingleRow = False,
-    keep_exported: opt.KeepExported = None,
-    trust_remote_code: opt.TrustRemoteCode = False,
-    quiet: opt.Quiet = False,
-) -> None:
-    """Checkpoint to bundle: export, build, check."""
-    from spec_export import making, making_report
-    from spec_export.compiling import Compiling, asked_precision
-    from spec_export.console import Steps, print_rows
-    from spec_export.quantizing import Quantizing
-
-    dtype_name, weights_name = asked_precision(_name(dtype), _name(weights))
-    chosen = Compiling(
-        backend.value,
-        threads,
-        dtype_name,
-        Quantizing(
-            weights_name,
-            _name(draft_weights),
-            _name(quantizer),
-            block,
-            _name(head),
-            _name(kv),
-            _name(activations),
-            _name(calibrator),
-            calibration,
-        ),
-        compute_capability,
-        workspace,
-        timing_cache,
-        builder_optimization_level,
-        not no_single_row,
-    )
-    checkpoints = making.Checkpoints(target, draft, chosen.exported_dtype, trust_remote_code)
-    shapes = making.Shapes(making.parse_gammas(gamma), max_len, chunk)
-    lost = making_report.lost_rows(output)
-    with Steps(quiet=quiet) as steps:
-        made = making.model_to_engine(checkpoints, shapes, output, chosen, keep_exported, steps)
-    if not quiet:
-        print_rows(making_report.made_rows(made, lost))
-
-
-@app.command("export", cls=Command)
-def _export(
-    target: opt.Target,
-    output: opt.ExportedOut,
-    draft: opt.Draft = "ngram",
-    dtype: opt.Dtype = opt.ElementTypeName.float32,
-    trust_remote_code: opt.TrustRemoteCode = False,
-    quiet: opt.Quiet = False,
-) -> None:
-    """Checkpoint to portable ONNX, for any device."""
-    from spec_export import making, making_report
-    from spec_export.console import Steps, print_rows
-
-    checkpoints = making.Checkpoints(target, draft, dtype.value, trust_remote_code)
-    with Steps(quiet=quiet) as steps:
-        pair = making.export(checkpoints, output, steps)
-    if not quiet:
-        print_rows(making_report.exported_rows(pair))
-
-
-@app.command("quantize", cls=Command)
-def _quantize(
-    exported: opt.Exported,
-    output: opt.ExportedOut,
-    weights: opt.QuantizedWeights = None,
-    draft_weights: opt.DraftWeights = None,
-    quantizer: opt.Quantizer = None,
-    block: opt.Block = None,
-    head: opt.Head = None,
-    kv: opt.Kv = None,
-    activations: opt.ActivationsOption = None,
-    calibrator: opt.CalibratorOption = None,
-    calibration: opt.Calibration = None,
-    backend: opt.Backend = opt.BackendName.onnxruntime,
-    quiet: opt.Quiet = False,
-) -> None:
-    """Portable ONNX in float32 to portable ONNX of fewer bits, for `build`."""
-    from spec_export import making_report
-    from spec_export.console import Steps, print_rows
-    from spec_export.quantizing import Quantizing, quantize_directory
-
-    asked = Quantizing(
-        _name(weights),
-        _name(draft_weights),
-        _name(quantizer),
-        block,
-        _name(head),
-        _name(kv),
-        _name(activations),
-        _name(calibrator),
-        calibration,
-    )
-    with Steps(quiet=quiet) as steps:
-        graphs = quantize_directory(exported, output, asked, backend.value, steps)
-    if not quiet:
-        print_rows(making_report.quantized_rows(output, graphs))
-
-
-@app.command("build", cls=Command)
-def _build(
-    exported: opt.Exported,
-    output: opt.BundleOut,
-    gamma: opt.BuiltGamma = "4",
-    max_len: opt.MaxLen = None,
-    chunk: opt.Chunk = 128,
-    dtype: opt.BuiltDtype = None,
-    backend: opt.Backend = opt.BackendName.onnxruntime,
-    threads: opt.BuildThreads = None,
-    weights: opt.Weights = None,
-    draft_weights: opt.DraftWeights = None,
-    quantizer: opt.Quantizer = None,
-    block: opt.Block = None,
-    head: opt.Head = None,
-    kv: opt.Kv = None,
-    activations: opt.ActivationsOption = None,
-    calibrator: opt.CalibratorOption = None,
-    calibration: opt.Calibration = None,
-    compute_capability: opt.ComputeCapability = None,
-    workspace: opt.Workspace = None,
-    timing_cache: opt.TimingCache = None,
-    builder_optimization_level: opt.OptimizationLevel = None,
-    no_single_row: opt.NoSingleRow = False,
-    quiet: opt.Quiet = False,
-) -> None:
-    """Portable ONNX to bundle, on the device that runs it; tensorrt-rtx also for others."""
-    from spec_export import making, making_report
-    from spec_export.compiling import Compiling, asked_precision
-    from spec_export.console import Steps, print_rows
-    from spec_export.quantizing import Quantizing
-
-    dtype_name, weights_name = asked_precision(_name(dtype), _name(weights))
-    chosen = Compiling(
-        backend.value,
-        threads,
-        dtype_name,
-        Quantizing(
-            weights_name,
-            _name(draft_weights),
-            _name(quantizer),
-            block,
-            _name(head),
-            _name(kv),
-            _name(activations),
-            _name(calibrator),
-            calibration,
-        ),
-        compute_capability,
-        workspace,
-        timing_cache,
-        builder_optimization_level,
-        not no_single_row,
-    )
-    shapes = making.Shapes(making.parse_gammas(gamma), max_len, chunk)
-    lost = making_report.lost_rows(output)
-    with Steps(quiet=quiet) as steps:
-        made = making.build(exported, shapes, output, chosen, steps)
-    if not quiet:
-        print_rows(making_report.made_rows(made, lost))
+app.command("model-to-engine", cls=Command)(cli_making.model_to_engine)
+app.command("export", cls=Command)(cli_making.export)
+app.command("quantize", cls=Command)(cli_making.quantize)
+app.command("build", cls=Command)(cli_making.build)
 
 
 @app.command("run", cls=Command)
 def _run(
     bundle: opt.BundleIn,
-    stdin: opt.Stdin = None,
-    prompt: opt.Prompt = None,
-    chat: opt.Chat = False,
-    gamma: opt.Gamma = None,
-    draft_confidence: opt.DraftConfidence = None,
-    fast_plain: opt.FastPlain = False,
-    max_tokens: opt.MaxTokens = None,
-    temperature: opt.Temperature = 0.0,
-    seed: opt.Seed = None,
-    samples: opt.Samples = None,
-    rule: opt.Rule = None,
-    draft_sampling: opt.DraftSampling = opt.DraftSamplingName.probabilistic,
-    top_k: opt.TopK = 0,
-    top_p: opt.TopP = 1.0,
-    min_p: opt.MinP = 0.0,
-    typical_p: opt.TypicalP = 1.0,
-    repetition_penalty: opt.RepetitionPenalty = 1.0,
-    presence_penalty: opt.PresencePenalty = 0.0,
-    frequency_penalty: opt.FrequencyPenalty = 0.0,
-    no_repeat_ngram: opt.NoRepeatNgram = 0,
-    logit_bias: opt.LogitBias = None,
-    allow: opt.Allow = None,
-    ban: opt.Ban = None,
-    min_tokens: opt.MinTokens = 0,
-    json_schema: opt.JsonSchema = None,
-    regex: opt.Regex = None,
-    lark: opt.Lark = None,
-    stop: opt.Stop = None,
-    logprobs: opt.Logprobs = 0,
-    compare: opt.Compare = False,
-    as_json: opt.RunAsJson = False,
-    quiet: opt.TextOnly = False,
+    stdin: run_opt.Stdin = None,
+    prompt: run_opt.Prompt = None,
+    chat: run_opt.Chat = False,
+    gamma: run_opt.Gamma = None,
+    draft_confidence: run_opt.DraftConfidence = None,
+    fast_plain: run_opt.FastPlain = False,
+    max_tokens: run_opt.MaxTokens = None,
+    temperature: run_opt.Temperature = 0.0,
+    seed: run_opt.Seed = None,
+    samples: run_opt.Samples = None,
+    rule: run_opt.Rule = None,
+    draft_sampling: run_opt.DraftSampling = run_opt.DraftSamplingName.probabilistic,
+    top_k: run_opt.TopK = 0,
+    top_p: run_opt.TopP = 1.0,
+    min_p: run_opt.MinP = 0.0,
+    typical_p: run_opt.TypicalP = 1.0,
+    repetition_penalty: run_opt.RepetitionPenalty = 1.0,
+    presence_penalty: run_opt.PresencePenalty = 0.0,
+    frequency_penalty: run_opt.FrequencyPenalty = 0.0,
+    no_repeat_ngram: run_opt.NoRepeatNgram = 0,
+    logit_bias: run_opt.LogitBias = None,
+    allow: run_opt.Allow = None,
+    ban: run_opt.Ban = None,
+    min_tokens: run_opt.MinTokens = 0,
+    json_schema: run_opt.JsonSchema = None,
+    regex: run_opt.Regex = None,
+    lark: run_opt.Lark = None,
+    stop: run_opt.Stop = None,
+    logprobs: run_opt.Logprobs = 0,
+    compare: run_opt.Compare = False,
+    as_json: run_opt.RunAsJson = False,
+    quiet: run_opt.TextOnly = False,
     threads: opt.Threads = None,
-    pipeline: opt.Pipeline = None,
+    pipeline: run_opt.Pipeline = None,
 ) -> None:
     """Generate text; streams it, then says how it was made."""
     from spec_export.running import (
@@ -324,7 +142,7 @@ def _run(
 
 
 @app.command("inspect", cls=Command)
-def _inspect(path: opt.Inspected, as_json: opt.AsJson = False) -> None:
+def _inspect(path: look_opt.Inspected, as_json: opt.AsJson = False) -> None:
     """Show a bundle, an exported directory or an ONNX file."""
     from spec_export.inspecting import inspect
 
@@ -334,10 +152,10 @@ def _inspect(path: opt.Inspected, as_json: opt.AsJson = False) -> None:
 @app.command("check", cls=Command)
 def _check(
     bundle: opt.BundleIn,
-    law: opt.Law = False,
-    exported: opt.ExportedHere = None,
-    record: opt.Record = False,
-    polygraphy: opt.PolygraphyRuns = None,
+    law: look_opt.Law = False,
+    exported: look_opt.ExportedHere = None,
+    record: look_opt.Record = False,
+    polygraphy: look_opt.PolygraphyRuns = None,
     threads: opt.Threads = None,
     as_json: opt.AsJson = False,
     quiet: opt.Quiet = False,
@@ -369,20 +187,20 @@ def _doctor(as_json: opt.AsJson = False) -> None:
 @app.command("calibrate", cls=Command)
 def _calibrate(
     bundle: opt.BundleIn,
-    prompts: opt.Prompts = None,
-    tokens: opt.MeasuredTokens = 64,
-    temperature: opt.MeasuredTemperature = 0.0,
-    rule: opt.MeasuredRule = opt.RuleName.reject,
-    seed: opt.MeasuredSeed = 0,
+    prompts: measure_opt.Prompts = None,
+    tokens: measure_opt.MeasuredTokens = 64,
+    temperature: measure_opt.MeasuredTemperature = 0.0,
+    rule: measure_opt.MeasuredRule = opt.RuleName.reject,
+    seed: measure_opt.MeasuredSeed = 0,
     threads: opt.Threads = None,
-    output: opt.ProfileOut = None,
+    output: measure_opt.ProfileOut = None,
     report: opt.Report = None,
-    exported: opt.BuiltFrom = None,
-    precisions: opt.ComparedPrecisions = None,
-    synthetic: opt.Synthetic = None,
-    cost_ratio: opt.SyntheticCost = None,
+    exported: measure_opt.BuiltFrom = None,
+    precisions: measure_opt.ComparedPrecisions = None,
+    synthetic: measure_opt.Synthetic = None,
+    cost_ratio: measure_opt.SyntheticCost = None,
     as_json: opt.AsJson = False,
-    quiet: opt.VerdictOnly = False,
+    quiet: measure_opt.VerdictOnly = False,
 ) -> None:
     """Measure a bundle here: is speculation worth it, and with what gamma?"""
     from spec_export import calibrating
@@ -409,16 +227,16 @@ def _calibrate(
 
 @app.command("plan", cls=Command)
 def _plan(
-    alpha: opt.Alpha = None,
-    cost_ratio: opt.CostRatio = None,
-    verify_cost: opt.VerifyCost = None,
-    gamma_max: opt.GammaMax = None,
-    memory: opt.Memory = None,
-    device: opt.BoardOption = None,
-    memory_limit: opt.MemoryLimit = None,
-    max_len: opt.PlannedMaxLen = None,
-    gamma: opt.PlannedGamma = None,
-    chunk: opt.PlannedChunk = None,
+    alpha: measure_opt.Alpha = None,
+    cost_ratio: measure_opt.CostRatio = None,
+    verify_cost: measure_opt.VerifyCost = None,
+    gamma_max: measure_opt.GammaMax = None,
+    memory: measure_opt.Memory = None,
+    device: measure_opt.BoardOption = None,
+    memory_limit: measure_opt.MemoryLimit = None,
+    max_len: measure_opt.PlannedMaxLen = None,
+    gamma: measure_opt.PlannedGamma = None,
+    chunk: measure_opt.PlannedChunk = None,
     report: opt.Report = None,
     as_json: opt.AsJson = False,
 ) -> None:
