@@ -110,6 +110,7 @@ ifdef BENCH
 else
 	@for script in bench/*.py; do \
 		[ -e "$$script" ] || { echo "no benchmark yet"; break; }; \
+		grep -q '__main__' "$$script" || continue; \
 		$(BIN)/python -c 'import ast, sys; from pathlib import Path; path = Path(sys.argv[1]); \
 			doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""; \
 			print(f"  make bench BENCH={path.stem:<16} {doc.partition(chr(10))[0]}")' "$$script"; \

@@ -6,9 +6,8 @@ So that it does not fail on its first real one for a slip of its own. The figure
 from __future__ import annotations
 
 import ast
-import importlib.util
+import importlib
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,19 +24,12 @@ from spec_export.engines.host import HostDevice, Recorded
 from spec_export.runtime import Request, Sampling, Session, generate
 from tests.fake_cudart import FakeCudart
 from tests.fake_gpu import on_fake_gpu
-
-SCRIPT = Path(__file__).resolve().parents[1] / "bench/gpu_check.py"
+from tests.gpu_check_script import BENCH, load_gpu_check
 
 
 @pytest.fixture(scope="module")
 def check():
-    spec = importlib.util.spec_from_file_location("gpu_check", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["gpu_check"] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["gpu_check"]
+    return load_gpu_check()
 
 
 @pytest.fixture
@@ -48,30 +40,32 @@ def session(tiny_bundle, open_once):
 
 
 @pytest.fixture
-def fake_device(monkeypatch, check):
+def fake_device(monkeypatch):
     cudart = FakeCudart()
     cudart.free = cudart.total = 1 << 30
     device = CudaDevice(api=CudaApi(cudart))
-    monkeypatch.setattr(check, "open_device", lambda: device)
+    monkeypatch.setattr("spec_export.engines.cuda.CudaDevice", lambda: device)
     yield device
     assert cudart.faults == []
 
 
 def test_the_device_is_held_against_numpy(check, fake_device):
-    shown, values = check.device_itself()
+    shown, values = check.device.device_itself()
     assert "GB/s" in shown and values["launch_us"] > 0
 
 
-@pytest.mark.parametrize("step", ["identity", "capture", "host_gap"])
-def test_each_step_of_a_bundle_runs(step, check, session):
-    shown, values = getattr(check, step)(session)
+@pytest.mark.parametrize(
+    ("part", "step"), [("texts", "identity"), ("rounds", "capture"), ("rounds", "host_gap")]
+)
+def test_each_step_of_a_bundle_runs(part, step, check, session):
+    shown, values = getattr(getattr(check, part), step)(session)
     assert shown and isinstance(values, dict)
     json.dumps(values)
 
 
 @pytest.mark.parametrize("way", ["rounds", "drawn rounds", "plain steps"])
 def test_rounds_are_timed_without_an_engine_library(way, check, fake_device, tiny_bundle):
-    shown, values = check.rounds_without_engines(tiny_bundle, way)
+    shown, values = check.rounds.rounds_without_engines(tiny_bundle, way)
     assert "each" in shown and values["busy_us"] > 0
 
 
@@ -82,7 +76,7 @@ def test_rounds_are_timed_without_an_engine_library(way, check, fake_device, tin
 def test_a_gap_is_measured_on_rounds_of_one_kind_that_run_ahead(way, key, check, session):
     """It mixed rounds and plain steps, and a recording was among them."""
     kinds, recordings = [], []
-    timed, start, record = check.Timed, session._start, session._record
+    timed, start, record = check.rounds.Timed, session._start, session._record
 
     def begin(role: str, n_draft: int, unread: int = 0):
         kinds.append((role, n_draft, unread > 0))
@@ -94,11 +88,11 @@ def test_a_gap_is_measured_on_rounds_of_one_kind_that_run_ahead(way, key, check,
 
     session._start, session._record = begin, noted
     measured: list[int] = []
-    check.Timed = lambda *arguments: measured.append(len(kinds)) or timed(*arguments)
+    check.rounds.Timed = lambda *arguments: measured.append(len(kinds)) or timed(*arguments)
     try:
-        _, values = check.host_gap(session, way)
+        _, values = check.rounds.host_gap(session, way)
     finally:
-        check.Timed = timed
+        check.rounds.Timed = timed
     during = kinds[measured[0] :]
     expected = key or (session._plain, 0)
     assert during == [(*expected, True)] * values["count"], "each was begun ahead"
@@ -110,16 +104,16 @@ def test_the_gap_of_a_look_up_is_not_measured(check, tiny_ngram_bundle, open_onc
     moved, _ = on_fake_gpu(open_once(tiny_ngram_bundle))
     session = Session(moved)
     with pytest.raises(check.Skip, match="never run ahead"):
-        check.host_gap(session)
-    _, values = check.host_gap(session, "plain steps")
-    assert values["count"] >= check.LEAST_ROUNDS
+        check.rounds.host_gap(session)
+    _, values = check.rounds.host_gap(session, "plain steps")
+    assert values["count"] >= check.rounds.LEAST_ROUNDS
 
 
 def test_a_device_that_keeps_the_work_captures_nothing(check, session, monkeypatch):
     """The row said ok for onnxruntime-cuda, whose device records no graph."""
     monkeypatch.setattr(session._device, "record", Recorded)
     with pytest.raises(check.Skip, match="keeps the work and enqueues it anew"):
-        check.capture(session)
+        check.rounds.capture(session)
 
 
 def test_the_librarys_own_graphs_are_told_apart_from_ours(check, session):
@@ -129,18 +123,18 @@ def test_the_librarys_own_graphs_are_told_apart_from_ours(check, session):
         opened = SimpleNamespace(target=made["target"], draft=None, sampling=sampling)
         return SimpleNamespace(opened=opened)
 
-    shown, values = check.provider_graphs(engines(target=True, sample=False))
+    shown, values = check.rounds.provider_graphs(engines(target=True, sample=False))
     assert shown == "enable_cuda_graph is on in 1 of 2 engines; off in sample"
     assert values["missed"]
-    assert not check.provider_graphs(engines(target=True, sample=True))[1]["missed"]
+    assert not check.rounds.provider_graphs(engines(target=True, sample=True))[1]["missed"]
     with pytest.raises(check.Skip, match="leaves graphs to the device"):
-        check.provider_graphs(session)
+        check.rounds.provider_graphs(session)
 
 
 @pytest.mark.parametrize("rule", ["reject", "invariant"])
 def test_texts_of_sessions_are_of_the_targets_law(rule, check, session):
     """Only toys and single sampling graphs were held against a law, never what a session emits."""
-    _, values = check.session_law(session, rule, 150)
+    _, values = check.texts.session_law(session, rule, 150)
     assert values["ahead"] > 0
     assert ("verify", 2) in session._rounds._recorded
 
@@ -148,18 +142,18 @@ def test_texts_of_sessions_are_of_the_targets_law(rule, check, session):
 def test_sessions_that_emit_another_law_are_found(check, tiny_bundle, open_once):
     """Negative control: a flatter law."""
     with pytest.raises(AssertionError, match="rule reject"):
-        check.session_law(Session(open_once(tiny_bundle)), "reject", 400, temperature=2.0)
+        check.texts.session_law(Session(open_once(tiny_bundle)), "reject", 400, temperature=2.0)
 
 
 def test_small_cells_are_one_cell(check):
-    statistic, limit = check.chi_square([50.0, 46.0, 3.0, 1.0], [50, 46, 1, 3])
-    assert statistic == 0 and limit == check.chi_square([50.0, 50.0], [50, 50])[1] > 10
+    statistic, limit = check.texts.chi_square([50.0, 46.0, 3.0, 1.0], [50, 46, 1, 3])
+    assert statistic == 0 and limit == check.texts.chi_square([50.0, 50.0], [50, 50])[1] > 10
 
 
 def test_what_a_pass_reads_is_weights_and_whole_caches(check, session, tiny_exported):
     """Caches were left out, and an embedding that is only looked up in was counted."""
     graph = tiny_exported("pair") / session._spec.file
-    shown, values = check.passes(session, graph)
+    shown, values = check.passes.pass_times(session, graph)
     assert values["caches_bytes"] == sum(
         session._caches[state.input].nbytes for state in session._spec.states
     )
@@ -182,8 +176,8 @@ def test_an_embedding_that_is_only_looked_up_in_does_not_count(check, tmp_path):
         onnx.save(helper.make_model(made), file)
         return file
 
-    assert check.read_bytes(graph(tied=False)) == (30, 84)
-    assert check.read_bytes(graph(tied=True)) == (114, 0)
+    assert check.passes.read_bytes(graph(tied=False)) == (30, 84)
+    assert check.passes.read_bytes(graph(tied=True)) == (114, 0)
 
 
 def test_device_memory_is_that_of_engines_and_of_sessions(check, tiny_bundle, open_once):
@@ -195,7 +189,7 @@ def test_device_memory_is_that_of_engines_and_of_sessions(check, tiny_bundle, op
         held.append(moved.device.allocate((1000,), np.uint8))
         return moved
 
-    session, shown, taken = check.open_measured(
+    session, shown, taken = check.bundles.open_measured(
         tiny_bundle, lambda: moved.device.free_bytes()[0], open_engines
     )
     assert taken["engines"] == 1000 and "another session" in shown
@@ -205,21 +199,15 @@ def test_device_memory_is_that_of_engines_and_of_sessions(check, tiny_bundle, op
 
 
 def test_the_law_and_the_speed_up_of_a_bundle(check, session):
-    check.law(session.opened, 60)
-    shown, values = check.speed_up(session, 12)
+    check.texts.law(session.opened, 60)
+    shown, values = check.texts.speed_up(session, 12)
     assert values["speedup"] > 0 and "tokens/s" in shown
 
 
 @pytest.fixture(scope="module")
-def torch_engine():
+def torch_engine(check):
     pytest.importorskip("torch")
-    spec = importlib.util.spec_from_file_location(
-        "torch_engine", SCRIPT.with_name("torch_engine.py")
-    )
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("gpu_checks.torch_engine")
 
 
 def test_torch_computes_every_graph_of_a_bundle(
@@ -263,7 +251,7 @@ def test_a_wrong_text_is_found(check, session, monkeypatch):
     wrong = compare.SelfCheck(tokens=9, accepted=3, departs_at=4, is_promised=True)
     monkeypatch.setattr(compare, "check_session", lambda *_, **__: wrong)
     with pytest.raises(AssertionError, match="token 4 differs"):
-        check.identity(session)
+        check.texts.identity(session)
 
 
 def test_a_report_goes_on_and_tells_the_kinds_of_ends_apart(check, capsys):
@@ -298,7 +286,8 @@ def test_the_cuda_functions_it_calls_exist():
     runtime = pytest.importorskip("cuda.bindings.runtime", reason="cuda-bindings is not installed")
     names = {
         node.args[0].value
-        for node in ast.walk(ast.parse(SCRIPT.read_text(encoding="utf-8")))
+        for part in (BENCH / "gpu_checks").glob("*.py")
+        for node in ast.walk(ast.parse(part.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call)
         and node.args
         and isinstance(node.args[0], ast.Constant)

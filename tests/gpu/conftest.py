@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -13,9 +11,9 @@ from spec_export.engines.build import BuildOptions, build_bundle
 from spec_export.engines.cuda import CudaDevice
 from spec_export.engines.errors import SpecExportError
 from spec_export.runtime.opened import make_backend
+from tests.gpu_check_script import load_gpu_check
 from tests.tiny_models import TINY
 
-SCRIPT = Path(__file__).resolve().parents[2] / "bench/gpu_check.py"
 BACKENDS = ("tensorrt", "tensorrt-rtx", "onnxruntime-cuda")
 
 
@@ -31,12 +29,7 @@ def gpu() -> CudaDevice:
 @pytest.fixture(scope="session")
 def steps() -> ModuleType:
     """The steps of `bench/gpu_check.py`, which these tests take in small."""
-    spec = importlib.util.spec_from_file_location("gpu_check", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["gpu_check"] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_gpu_check()
 
 
 @pytest.fixture(scope="session")

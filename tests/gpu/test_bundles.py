@@ -29,21 +29,21 @@ def text(session: Session, **request) -> list[int]:
 
 
 def test_every_role_computes_its_standard_graph(gpu_bundle, half_exported, steps):
-    steps.parity(gpu_bundle, half_exported)
+    steps.bundles.parity(gpu_bundle, half_exported)
 
 
 def test_the_greedy_text_is_that_of_plain_decoding(session, steps):
-    steps.identity(session)
+    steps.texts.identity(session)
 
 
 def test_the_bundle_emits_the_targets_law(session, steps):
-    steps.law(session.opened, 3000)
+    steps.texts.law(session.opened, 3000)
 
 
 @pytest.mark.parametrize("rule", ["reject", "invariant"])
 def test_texts_are_of_the_targets_law(rule, session, steps):
     """As they are served: recorded, and begun before the last round was read."""
-    steps.session_law(session, rule, 300)
+    steps.texts.session_law(session, rule, 300)
 
 
 def test_an_early_exit_is_not_seen_in_the_text(session):
@@ -57,7 +57,7 @@ def test_an_early_exit_is_not_seen_in_the_text(session):
 def test_the_librarys_own_graphs_stay_on(session, steps):
     if session.opened.manifest.device.backend != "onnxruntime-cuda":
         pytest.skip("the device captures rounds")
-    _, values = steps.provider_graphs(session)
+    _, values = steps.rounds.provider_graphs(session)
     assert all(values["on"].values()), values
 
 
@@ -80,7 +80,7 @@ def test_rounds_are_captured(session, steps):
     text(session)
     if session.opened.manifest.device.backend == "onnxruntime-cuda":
         pytest.skip("onnxruntime captures its own graphs, one for each call")
-    steps.capture(session)
+    steps.rounds.capture(session)
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.9, 3), Sampling(0.9, 3, rule="block")])

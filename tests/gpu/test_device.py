@@ -28,8 +28,8 @@ def filled(device: CudaDevice, values: np.ndarray) -> Buffer:
 
 
 def test_memory_copies_readers_and_a_capture(gpu, steps, monkeypatch):
-    monkeypatch.setattr(steps, "open_device", lambda: gpu)
-    shown, values = steps.device_itself()
+    monkeypatch.setattr("spec_export.engines.cuda.CudaDevice", lambda: gpu)
+    shown, values = steps.device.device_itself()
     assert values["bytes_per_s"] > 0, shown
 
 
@@ -122,6 +122,6 @@ def test_too_much_memory_is_one_message(gpu):
 @pytest.mark.parametrize("way", ["rounds", "drawn rounds", "plain steps"])
 def test_rounds_without_an_engine_library(way, gpu, steps, tiny_bundle, monkeypatch):
     """The runtime's own part of a round, captured and pipelined."""
-    monkeypatch.setattr(steps, "open_device", lambda: gpu)
-    shown, values = steps.rounds_without_engines(tiny_bundle, way)
+    monkeypatch.setattr("spec_export.engines.cuda.CudaDevice", lambda: gpu)
+    shown, values = steps.rounds.rounds_without_engines(tiny_bundle, way)
     assert values["wall_us"] > 0, shown
