@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from spec_export.calibration.memory import MemoryUse
 from spec_export.calibration.observe import observe
 from spec_export.calibration.precision_names import AS_BUILT
 from spec_export.calibration.texts import token_texts
+from spec_export.calibration.weight_sizes import quantized_bytes
 from spec_export.engines.backend import Backend, Engine
 from spec_export.engines.build import read_exported
 from spec_export.engines.bundle import Progress, no_progress
+from spec_export.engines.byte_counts import size
 from spec_export.engines.certify import exported_models
 from spec_export.engines.errors import RequestError
 from spec_export.engines.graphs import ModelSpec, QuantizationSpec
@@ -54,6 +57,31 @@ def check_comparable(opened: OpenedBundle) -> None:
                 f"the {name} of this bundle is no {AS_BUILT} model; compare precisions from a "
                 "bundle that was built without --weights and --dtype"
             )
+
+
+def check_room(
+    opened: OpenedBundle, wanted: Mapping[str, QuantizationSpec], use: MemoryUse, available: int
+) -> None:
+    """Refuse what does not fit: all candidates are open at a time, each with two sets of caches.
+
+    Args:
+        opened: the bundle as it was built.
+        wanted: what to make of both models.
+        use: of the bundle by itself.
+        available: bytes there are.
+
+    Raises:
+        RequestError: with what is needed and what there is.
+    """
+    models = opened.manifest.models.values()
+    weights = sum(quantized_bytes(spec, q) for spec in models for q in wanted.values())
+    caches = 2 * len(wanted) * sum(use.caches.values())
+    needed = use.total + weights + caches
+    if needed > available:
+        raise RequestError(
+            f"precisions: the bundle and {len(wanted)} more of each model need {size(needed)}, "
+            f"this machine has {size(available)}; name fewer with --precisions, one at a time"
+        )
 
 
 def make_candidates(

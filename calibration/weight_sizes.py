@@ -70,6 +70,14 @@ def resident_bytes(spec: ModelSpec, *, on_processor: bool) -> int:
     return round(kept)
 
 
+def quantized_bytes(spec: ModelSpec, wanted: QuantizationSpec) -> int:
+    """Bytes that the weights of a model in float32 would take as `wanted`."""
+    stored, item = parts(spec), ITEM_BYTES[spec.dtype]
+    layers = stored.layers / item * _weight_bytes(wanted.weights, wanted, item)
+    head = stored.embedding / item * _weight_bytes(wanted.head, wanted, item) if wanted.head else 0
+    return round(layers + stored.embedding + head)
+
+
 def _weight_bytes(kind: str | None, found: QuantizationSpec, item: int) -> float:
     """Bytes of a weight, with its share of a scale and a zero point."""
     if kind is None:

@@ -192,10 +192,15 @@ def _check_precisions(opened: OpenedBundle, options: CalibrateOptions) -> None:
     from spec_export.engines.extras import require
 
     require("build", "onnx_ir")
-    from spec_export.calibration.candidates import check_comparable
+    from spec_export.calibration.candidates import check_comparable, check_room
+    from spec_export.calibration.devices import available_bytes
+    from spec_export.calibration.memory import memory_use, read_described
 
     check_comparable(opened)
-    parse_precisions(options.precisions)
+    wanted, available = parse_precisions(options.precisions), available_bytes()
+    if available is not None:
+        use = memory_use(read_described(opened.bundle.path))
+        check_room(opened, wanted, use, available)
 
 
 def _compared(

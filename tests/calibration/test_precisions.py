@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from spec_export.calibration import precision_report
-from spec_export.calibration.candidates import check_comparable, make_candidates
+from spec_export.calibration.candidates import check_comparable, check_room, make_candidates
 from spec_export.calibration.evidence import Times
 from spec_export.calibration.measure import Task
+from spec_export.calibration.memory import memory_use, read_described
 from spec_export.calibration.precision_names import AS_BUILT, flags, parse_precisions
 from spec_export.calibration.precision_result import (
     Pairing,
@@ -29,6 +30,7 @@ from spec_export.calibration.profile import PartTimes, PassTimes
 from spec_export.calibration.prompts import Prompt, encode_prompts
 from spec_export.calibration.replays import passes_along
 from spec_export.calibration.teacher import Teacher
+from spec_export.calibration.weight_sizes import quantized_bytes
 from spec_export.engines.errors import IntegrityError, RequestError
 from spec_export.runtime import Sampling, Session
 from spec_export.runtime.opened import make_backend
@@ -210,6 +212,20 @@ def test_a_quantized_or_foreign_bundle_is_refused(open_once, tiny_bundle, compar
     )
     with pytest.raises(RequestError, match="for tensorrt build a bundle of each"):
         check_comparable(foreign)
+
+
+def test_candidates_that_do_not_fit_are_refused_before_they_are_made(compared, tiny_bundle):
+    opened, candidates, _, _ = compared
+    use = memory_use(read_described(tiny_bundle))
+    wanted = parse_precisions("int8+head,int4")
+    check_room(opened, wanted, use, 1 << 40)
+    with pytest.raises(RequestError, match=r"2 more of each model need .* name fewer"):
+        check_room(opened, wanted, use, use.total + 1000)
+    for found in candidates["target"][1:3]:
+        quantization = found.spec.quantization
+        assert quantization is not None
+        planned = quantized_bytes(opened.manifest.models["target"], quantization)
+        assert planned == pytest.approx(found.weights_bytes, rel=0.1)
 
 
 def test_another_exported_directory_is_refused(open_once, tiny_bundle, tiny_exported, tmp_path):
