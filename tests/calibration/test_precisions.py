@@ -12,20 +12,16 @@ from spec_export.calibration.candidates import check_comparable, check_room, mak
 from spec_export.calibration.evidence import Times
 from spec_export.calibration.measure import Task
 from spec_export.calibration.memory import memory_use, read_described
+from spec_export.calibration.precision_costs import Costs
 from spec_export.calibration.precision_names import AS_BUILT, flags, parse_precisions
+from spec_export.calibration.precision_reading import plain_text
 from spec_export.calibration.precision_result import (
     Pairing,
     Precisions,
     Quality,
     TargetPrecision,
 )
-from spec_export.calibration.precisions import (
-    _Costs,
-    _described,
-    _marked,
-    compare_precisions,
-    plain_text,
-)
+from spec_export.calibration.precisions import _described, _marked, compare_precisions
 from spec_export.calibration.profile import PartTimes, PassTimes
 from spec_export.calibration.prompts import Prompt, encode_prompts
 from spec_export.calibration.replays import passes_along
@@ -134,7 +130,7 @@ def test_the_int4_cliff_at_three_rows_is_seen_and_avoided(widths):
     """Times of one int4 product, K = N = 2048, on a processor: 130, 370, 563, 670 us."""
     smooth = target(AS_BUILT, {1: 1330.0, 2: 1375.0, 3: 1400.0, 5: 1420.0})
     cliff = target("int4", {1: 330.0, 2: 350.0, 3: 563.0, 5: 670.0})
-    costs = _Costs(widths, smooth, times(1330.0, {1: 1330.0}))
+    costs = Costs(widths, smooth, times(1330.0, {1: 1330.0}))
     passes = passes_along([np.full(500, 0.6)])
     assert costs.best(smooth, None, passes).gamma == 4
     found = costs.best(cliff, None, passes)
@@ -155,7 +151,7 @@ def test_a_draft_too_slow_for_its_target_is_advised_against(widths):
     from spec_export.calibration.precision_result import DraftPrecision
 
     base = target(AS_BUILT, {1: 10.0, 2: 10.5, 3: 11.0, 5: 12.0})
-    costs = _Costs(widths, base, times(10.0, {1: 10.0}))
+    costs = Costs(widths, base, times(10.0, {1: 10.0}))
     slow = DraftPrecision(AS_BUILT, 1, 6.0, 6.0)
     found = costs.best(base, slow, passes_along([np.full(300, 0.5)]))
     assert (found.gamma, found.speedup) == (0, 1.0)

@@ -8,7 +8,7 @@ import pytest
 from spec_export.calibration.estimate import trials_of
 from spec_export.calibration.evidence import replay
 from spec_export.calibration.measure import Task, decode_rounds
-from spec_export.calibration.precisions import plain_text
+from spec_export.calibration.precision_reading import plain_text
 from spec_export.calibration.prompts import Prompt, encode_prompts
 from spec_export.calibration.replays import passes_along, passes_of_lookup
 from spec_export.calibration.theory import expected_tokens
