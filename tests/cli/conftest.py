@@ -6,6 +6,7 @@ import io
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -37,6 +38,14 @@ Cli = Callable[..., Called]
 def _own_home(tmp_path_factory, monkeypatch):
     """Which files were verified is remembered below the home directory; tests have their own."""
     monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+
+
+@pytest.fixture
+def prompts(tmp_path) -> Path:
+    """A file of prompts to measure on."""
+    file = tmp_path / "prompts.txt"
+    file.write_text("In the beginning\nAnd it came to pass\nThe king said\n")
+    return file
 
 
 @pytest.fixture

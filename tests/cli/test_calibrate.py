@@ -9,15 +9,6 @@ import pytest
 from spec_export.calibration.profile import read_profile, why_unusable
 from spec_export.runtime.opened import make_backend
 
-LINES = "In the beginning\nAnd it came to pass\nThe king said\n"
-
-
-@pytest.fixture
-def prompts(tmp_path):
-    file = tmp_path / "prompts.txt"
-    file.write_text(LINES)
-    return file
-
 
 def test_calibrate_writes_a_profile_and_says_what_it_advises(
     cli, tiny_bundle, tmp_path, prompts, open_once

@@ -9,15 +9,6 @@ import pytest
 from spec_export.engines.build import BuildOptions, build_bundle
 from spec_export.engines.ort import OrtBackend
 
-LINES = "In the beginning\nAnd it came to pass\nThe king said\n"
-
-
-@pytest.fixture
-def prompts(tmp_path):
-    file = tmp_path / "prompts.txt"
-    file.write_text(LINES)
-    return file
-
 
 @pytest.fixture
 def several(tiny_exported, tmp_path):
