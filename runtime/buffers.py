@@ -13,6 +13,7 @@ start where the device likes addresses to start.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -172,6 +173,13 @@ class HostMirror:
             head[buffers.lengths_at + i] = committed - 2 + (i + 1 if i else 0)
         head[buffers.pair_at], head[buffers.pair_at + 1] = previous, last
         self._device.upload(self._head_buffer, head)
+
+    def place_after(self, history: Sequence[int], last: int | None = None) -> None:
+        """Put the line's head where a text goes on; `last` stands in for its last token."""
+        n = len(history)
+        if n:
+            before = history[n - 2] if n > 1 else 0
+            self.set_place(n, before, history[n - 1] if last is None else last)
 
     def set_n_draft(self, n_draft: int) -> None:
         """Say how many drafts of the rounds to come count."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
-import numpy as np
-
 from spec_export.engines.backend import Buffer, Call
 from spec_export.engines.errors import EngineError
 from spec_export.engines.passes import BoundRole, allocate_caches, bind_role
@@ -15,6 +13,7 @@ from spec_export.runtime.call_chains import Sequel
 from spec_export.runtime.confidence import DraftConfidence
 from spec_export.runtime.ngram import NgramIndex
 from spec_export.runtime.opened import OpenedBundle
+from spec_export.runtime.prefill_inputs import PrefillInputs
 from spec_export.runtime.sampling_calls import SamplingCalls
 
 Kind = Literal["one_hot", "dense"]
@@ -127,8 +126,7 @@ class ModelDraft:
         self._caches = allocate_caches(opened.device, self._spec)
         self._prefill = self._bind("prefill", {})
         self._passes = [self._bind_pass(buffers, i) for i in range(buffers.gamma)]
-        self._chunk = np.zeros((1, self._prefill.rows), np.int64)
-        self._start = np.zeros(1, np.int64)
+        self._chunk = PrefillInputs(opened.device, self._prefill, has_logits=False)
         self.logits: list[Buffer] = [first_row(p.buffers["logits"]) for p in self._passes]
         self.length = 0
         self._opened = opened
@@ -141,7 +139,7 @@ class ModelDraft:
 
     def prefill(self, tokens: Sequence[int]) -> None:
         """Run committed tokens through the model, as far as its positions reach."""
-        chunk, rows = self._chunk, self._prefill.rows
+        rows = self._chunk.rows
         stop = min(len(tokens), max(0, self._spec.max_position - self.length))
         for start in range(0, stop, rows):
             part = tokens[start : min(start + rows, stop)]
@@ -150,11 +148,7 @@ class ModelDraft:
                     f"a chunk of {rows} rows after {self.length} does not fit the draft's cache of "
                     f"{self._capacity} rows"
                 )
-            chunk.fill(0)
-            chunk[0, : len(part)] = part
-            self._start[0] = self.length
-            self._device.upload(self._prefill.buffers["input_ids"], chunk)
-            self._device.upload(self._prefill.buffers["kv_len"], self._start)
+            self._chunk.upload(part, self.length)
             self._prefill.call.enqueue()
             self.length += len(part)
 

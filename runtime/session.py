@@ -10,22 +10,17 @@ A prefill of n tokens writes n rows; the first token is then sampled, which make
 `n_draft` drafts moves the target's length by `n_accepted + 1`. Rolling back moves no data. Between
 rounds the lengths and the last tokens on the device are those of the history.
 
-A pipelined session enqueues the next round before it has read one, so that a GPU does not wait for
-the host. Where the text takes another turn, what that round did is forgotten: it wrote past the
-committed rows, and the lengths are put back.
+How rounds are enqueued, recorded and run ahead of their time is in `pipeline`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-import numpy as np
-
-from spec_export.engines.backend import Buffer, Call
+from spec_export.engines.backend import Buffer
 from spec_export.engines.errors import (
     EngineError,
     NonFiniteError,
@@ -34,16 +29,17 @@ from spec_export.engines.errors import (
 )
 from spec_export.engines.graphs import ModelSpec, verify_name
 from spec_export.engines.passes import BoundRole, allocate_caches, bind_role
-from spec_export.runtime.buffers import HostMirror, Report, allocate_round
+from spec_export.runtime.buffers import HostMirror, allocate_round
 from spec_export.runtime.drafts import Draft, ModelDraft, NgramDraft
 from spec_export.runtime.masks import Constraint
 from spec_export.runtime.opened import OpenedBundle
+from spec_export.runtime.pipeline import Pipeline, Started, assert_room
+from spec_export.runtime.prefill_inputs import PrefillInputs
 from spec_export.runtime.rounds import Rounds
 from spec_export.runtime.sampling import Plan, Sampling, plan_for
 from spec_export.runtime.sampling_calls import SamplingCalls
 
 Plain = Literal["exact_decode", "verify", "decode"]
-_OTHER_TOKENS = (1, 7, 97)  # past the last one, to see that what comes out moves with it
 
 
 @dataclass
@@ -65,16 +61,6 @@ class RoundResult:
     n_draft: int
     n_accepted: int
     top: list[list[tuple[int, float]]] = field(default_factory=list)
-    is_early: bool = False
-
-
-@dataclass(frozen=True)
-class _Started:
-    """A round that is under way, or a token without drafts (`n_draft` 0)."""
-
-    role: str
-    n_draft: int
-    report: Report
     is_early: bool = False
 
 
@@ -105,24 +91,27 @@ class Session:
         self.history: list[int] = []
         self.result = RoundResult([], [], 0, 0)
         self._device = opened.device
-        self._pipelined = opened.device.is_deferred if pipelined is None else pipelined
         self._has_to_pipeline = pipelined is True
-        self._least_confidence = 0.0
         self._spec: ModelSpec = manifest.models["target"]
         self._caches = allocate_caches(opened.device, self._spec)
         self._buffers = allocate_round(opened.device, self.gamma)
         self._host = HostMirror(opened.device, self._buffers)
-        self._reports = [Report(opened.device, self._buffers) for _ in range(2)]
         self._roles = {role.name: self._bind(role.name) for role in self._spec.roles}
-        self._chunk = np.zeros((1, self._roles["prefill"].rows), np.int64)
-        self._chunk_start = np.zeros(1, np.int64)
-        self._chunk_last = np.zeros(self._roles["prefill"].buffers["logit_rows"].shape, np.int64)
+        self._chunk = PrefillInputs(opened.device, self._roles["prefill"], has_logits=True)
         self._spoiled = False  # whether a pass has failed since the text was empty
-        self._drawn = 0  # rounds and single tokens of this text: where their noise belongs
-        self._ahead: _Started | EngineError | None = None
         self.remarks: list[str] = []
         self.texts = 0
         self.draft = self._make_draft() if draft is None else draft(self._host)
+        self._pipeline = Pipeline(
+            opened,
+            self._roles,
+            self._buffers,
+            self._host,
+            self.history,
+            self.draft,
+            self.remarks,
+            is_on=opened.device.is_deferred if pipelined is None else pipelined,
+        )
         self._variants: dict[Plan, Rounds] = {}
         self._listed = 0
         self._rounds = self._rounds_for(Sampling())
@@ -155,10 +144,10 @@ class Session:
         rounds = self._rounds_for(sampling, is_constrained=constraint is not None)
         self.rewind(0)
         self.texts += 1
-        self._rounds, self._listed, self._drawn = rounds, sampling.top_logprobs, 0
+        self._rounds, self._listed = rounds, sampling.top_logprobs
+        self._pipeline.begin(rounds, draft_confidence, is_listed=bool(self._listed))
         rounds.sampling.begin(sampling, constraint)
         self._plain: Plain = "exact_decode" if plain == "verify" and not self.gamma else plain
-        self._least_confidence = draft_confidence
 
     def prefill(self, tokens: Sequence[int], *, drafts: bool = True) -> None:
         """Take in a prompt, chunk by chunk. Nothing is sampled yet.
@@ -173,18 +162,18 @@ class Session:
                 know, or is longer than the context.
         """
         self._check_prompt(tokens)
-        rows = self._chunk.shape[1]
+        rows = self._chunk.rows
         for start in range(0, len(tokens), rows):
             self._run_chunk(tokens[start : start + rows], start)
         self.history.extend(tokens)
         self._rounds.sampling.grow(tokens, is_prompt=True)
         if isinstance(self.draft, NgramDraft) or (self.draft is not None and drafts):
             self.draft.prefill(tokens)
-        self._place()
+        self._host.place_after(self.history)
 
     def first(self) -> RoundResult:
         """Sample the token that follows the prompt, from the logits its prefill left."""
-        return self._finish(self._start("prefill", 0))
+        return self._run("prefill", 0, more=False)
 
     def plain(self, *, more: bool = False) -> RoundResult:
         """Extend the text by one token without drafts.
@@ -206,7 +195,7 @@ class Session:
         assert 0 <= n <= self.gamma
         if n == 0 or self.draft is None:
             return self.plain(more=then == 0)
-        found = n if self._is_under_way(n) else self._prepare(n)
+        found = self._prepare(n)
         if found == 0:
             return self.plain()
         return self._run(self._rounds.role(found), found, more=then == n == found)
@@ -214,7 +203,11 @@ class Session:
     def rewind(self, length: int) -> None:
         """Forget everything from token `length` on. No data moves."""
         assert 0 <= length <= len(self.history)
-        self._drop_ahead()
+        try:
+            self._pipeline.drop()
+        except EngineError:
+            self._recover()
+            raise
         self._rounds.sampling.shrink(length, len(self.history))
         del self.history[length:]
         if self.draft is not None:
@@ -222,7 +215,7 @@ class Session:
         if self._spoiled:  # rows that are given up now may be what broke the pass
             self._zero_past_text()
             self._spoiled = length > 0
-        self._place()
+        self._host.place_after(self.history)
 
     @property
     def room(self) -> int:
@@ -232,7 +225,7 @@ class Session:
     @property
     def can_end_early(self) -> bool:
         """Whether rounds may stop drafting at no cost but that of looking."""
-        return isinstance(self.draft, ModelDraft) and not self._pipelined
+        return isinstance(self.draft, ModelDraft) and not self._pipeline.is_on
 
     def check_early_exit(self) -> None:
         """Refuse what cannot be done; say what is done at a price.
@@ -250,7 +243,7 @@ class Session:
                 "draft_confidence has the host look at drafts while a round runs, and a pipelined "
                 "round runs without it; leave out one of the two"
             )
-        if self._pipelined:
+        if self._pipeline.is_on:
             self.remark(
                 "rounds are not pipelined: draft_confidence looks at drafts while they are made"
             )
@@ -273,58 +266,27 @@ class Session:
     # --- rounds -------------------------------------------------------------------------------
 
     def _run(self, role: str, n_draft: int, *, more: bool) -> RoundResult:
-        """One round: the one under way, or a new one. Then the next is begun, where it may be."""
-        if self._is_under_way(n_draft, role):
-            assert isinstance(self._ahead, _Started)
-            started, self._ahead = self._ahead, None
-        else:
-            self._drop_ahead()
-            started = self._start(role, n_draft)
-        if more and self._can_run_ahead(role, n_draft):
-            try:
-                self._ahead = self._start(role, n_draft, unread=n_draft + 1)
-            except EngineError as error:
-                self._ahead = error
+        """Have one round enqueued, and perhaps the next; read the first of them."""
+        try:
+            started = self._pipeline.take(role, n_draft, more=more)
+        except EngineError:
+            self._recover()
+            raise
         return self._finish(started)
 
     def _prepare(self, n: int) -> int:
         """Have the draft ready for a round; returns how many drafts there will be."""
         assert self.draft is not None
-        self._drop_ahead()
         try:
+            if self._pipeline.is_under_way(n):
+                return n
+            self._pipeline.drop()
             return self.draft.prepare(n)
         except EngineError:
             self._recover()
             raise
 
-    def _start(self, role: str, n_draft: int, unread: int = 0) -> _Started:
-        """Enqueue a round that starts up to `unread` tokens after the committed ones."""
-        rounds, committed = self._rounds, len(self.history)
-        if role != "prefill":
-            self._assert_room(committed + unread, self._roles[role].rows)
-        start, stop = committed + min(unread, 1), committed + unread + n_draft + 1
-        rounds.sampling.draw(self._drawn, start, stop, n_draft)
-        report, wanted = self._reports[self._drawn % 2], n_draft
-        may_end_early = self._may_end_early(n_draft)
-        try:
-            if may_end_early:  # noise of drafts that are not made is used by nothing else
-                n_draft = rounds.draft(n_draft, self._least_confidence)
-                role = rounds.role(n_draft)
-            if role.startswith("verify"):
-                self._host.set_n_draft(n_draft)
-            is_recordable = self._pipelined and not unread and not may_end_early
-            if is_recordable and rounds.wants_recording(role, n_draft):
-                self._record(role, n_draft)
-            rounds.call(role, n_draft, is_drafted=may_end_early).enqueue()
-            report.start()
-        except EngineError:
-            if not unread:
-                self._recover()
-            raise
-        self._drawn += 1
-        return _Started(role, n_draft, report, n_draft < wanted)
-
-    def _finish(self, started: _Started) -> RoundResult:
+    def _finish(self, started: Started) -> RoundResult:
         """Read a round and take it into the history; refuse what is not finite.
 
         What comes before such a row stays: the text may end there and never reach it. Where it does
@@ -363,90 +325,12 @@ class Session:
             self._recover()
         return result
 
-    def _can_run_ahead(self, role: str, n_draft: int) -> bool:
-        """Whether another such round needs nothing that the host has yet to see."""
-        most = len(self.history) + n_draft + 1
-        return (
-            self._pipelined
-            and not self._may_end_early(n_draft)
-            and not self._rounds.sampling.follows_text
-            and not self._listed
-            and most - 1 + self._roles[role].rows <= self.opened.manifest.capacity
-            and (not n_draft or self.draft is None or self.draft.can_run_ahead(n_draft, most))
-        )
-
-    def _may_end_early(self, n_draft: int) -> bool:
-        """Whether the host looks at the drafts of such a round while they are made."""
-        return n_draft > 1 and self._least_confidence > 0
-
-    def _is_under_way(self, n_draft: int, role: str | None = None) -> bool:
-        """Whether such a round was enqueued ahead; an error in doing so is raised here."""
-        ahead = self._ahead
-        if isinstance(ahead, EngineError):
-            self._recover()
-            raise ahead
-        return ahead is not None and ahead.n_draft == n_draft and role in (None, ahead.role)
-
-    def _drop_ahead(self) -> None:
-        """Forget the round that was enqueued ahead; its noise goes to the one in its place."""
-        ahead, self._ahead = self._ahead, None
-        if isinstance(ahead, _Started):
-            self._drawn -= 1
-            try:
-                ahead.report.wait()
-            except EngineError:
-                self._recover()
-                raise
-            self._place()
-
-    def _record(self, role: str, n_draft: int) -> None:
-        """Record a round, and see that the recording reads what it is given.
-
-        One that was captured with values of its own would repeat itself without an error, so what
-        comes out has to move with what goes in. A round that cannot be recorded runs call by call.
-
-        Raises:
-            EngineError: it does not do what it was recorded from.
-        """
-        rounds, report, last = self._rounds, self._reports[0], self.history[-1]
-
-        def outcome(call: Call, token: int) -> bytes:
-            self._place(token)
-            call.enqueue()
-            report.start()
-            report.wait()
-            return report.content()
-
-        given = rounds.call(role, n_draft)
-        expected = outcome(given, last)
-        try:
-            recorded = rounds.record(role, n_draft)
-        except EngineError as error:
-            self.remarks.append(f"rounds run call by call, they could not be recorded: {error}")
-            self._place()
-            return
-        others = ((last + step) % self._spec.vocabulary for step in _OTHER_TOKENS)
-        tried = ((token, outcome(given, token)) for token in others)
-        moved = next((pair for pair in tried if pair[1] != expected), None)
-        is_same = outcome(recorded, last) == expected
-        if moved is None or not is_same or outcome(recorded, moved[0]) != moved[1]:
-            rounds.forget(role, n_draft)
-            raise EngineError(
-                f"a recorded round ({role}, {n_draft} drafts) does not do what it was recorded "
-                "from; use `--no-pipeline`, and report this"
-            )
-        self._place()
-
     def _recover(self) -> None:
         """After a failed pass: be ready for another, and for taking the text back."""
-        ahead, self._ahead = self._ahead, None
-        if isinstance(ahead, _Started):
-            self._drawn -= 1
-            with contextlib.suppress(EngineError):  # the one before it is on its way to the caller
-                ahead.report.wait()
+        self._pipeline.abandon()
         self._spoiled = True
         self._zero_past_text()
-        self._place()
+        self._host.place_after(self.history)
 
     def _zero_past_text(self) -> None:
         """Zero what lies past the committed text: a masked column still meets 0 * NaN = NaN."""
@@ -457,35 +341,13 @@ class Session:
             self.draft.recover(kept)
 
     def _run_chunk(self, part: Sequence[int], start: int) -> None:
-        chunk, buffers = self._chunk, self._roles["prefill"].buffers
-        self._assert_room(start + 1, chunk.shape[1])
-        chunk.fill(0)
-        chunk[0, : len(part)] = part
-        self._chunk_start[0] = start
-        self._chunk_last.fill(len(part) - 1)
-        self._device.upload(buffers["input_ids"], chunk)
-        self._device.upload(buffers["kv_len"], self._chunk_start)
-        self._device.upload(buffers["logit_rows"], self._chunk_last)
+        assert_room(start + 1, self._chunk.rows, self.opened.manifest.capacity)
+        self._chunk.upload(part, start)
         try:
             self._roles["prefill"].call.enqueue()
         except EngineError:
             self._recover()
             raise
-
-    def _place(self, last: int | None = None) -> None:
-        """Put the lengths and the last two tokens on the device where the history says."""
-        n = len(self.history)
-        if n:
-            before = self.history[n - 2] if n > 1 else 0
-            self._host.set_place(n, before, self.history[n - 1] if last is None else last)
-
-    def _assert_room(self, committed: int, rows: int) -> None:
-        """An engine may drop rows past the capacity silently; ours never get there."""
-        if committed - 1 + rows > self.opened.manifest.capacity:
-            raise EngineError(
-                f"a pass of {rows} rows after {committed} tokens does not fit the cache of "
-                f"{self.opened.manifest.capacity} rows"
-            )
 
     def _check_prompt(self, tokens: Sequence[int]) -> None:
         if self.history:

@@ -76,7 +76,8 @@ def test_rounds_are_timed_without_an_engine_library(way, check, fake_device, tin
 def test_a_gap_is_measured_on_rounds_of_one_kind_that_run_ahead(way, key, check, session):
     """It mixed rounds and plain steps, and a recording was among them."""
     kinds, recordings = [], []
-    timed, start, record = check.rounds.Timed, session._start, session._record
+    pipeline, timed = session._pipeline, check.rounds.Timed
+    start, record = pipeline._start, pipeline._record
 
     def begin(role: str, n_draft: int, unread: int = 0):
         kinds.append((role, n_draft, unread > 0))
@@ -86,7 +87,7 @@ def test_a_gap_is_measured_on_rounds_of_one_kind_that_run_ahead(way, key, check,
         recordings.append(len(kinds))
         return record(*arguments)
 
-    session._start, session._record = begin, noted
+    pipeline._start, pipeline._record = begin, noted
     measured: list[int] = []
     check.rounds.Timed = lambda *arguments: measured.append(len(kinds)) or timed(*arguments)
     try:

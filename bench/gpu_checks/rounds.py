@@ -100,7 +100,7 @@ def host_gap(session: Any, way: str = "rounds") -> tuple[str, dict[str, Any]]:
     recorded[key] = timed = Timed(plain, session._device, count)
     try:
         for _ in range(count):
-            assert session._ahead is not None, "it does not run ahead"
+            assert session._pipeline._ahead is not None, "it does not run ahead"
             step()
         wall, busy = timed.times()
     finally:

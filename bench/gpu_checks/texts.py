@@ -58,10 +58,10 @@ def session_law(
         session.begin(Sampling(temperature, seed, rule=rule))
         session.prefill(prompt)
         while len(session.history) < len(prompt) + 3:
-            ahead += session._ahead is not None
+            ahead += session._pipeline._ahead is not None
             session.round(2, then=2)
         counts[cell_of(cells, session.history[len(prompt) : len(prompt) + 3])] += 1
-    assert ahead or not session._pipelined, "no round was begun before the last was read"
+    assert ahead or not session._pipeline.is_on, "no round was begun before the last was read"
     statistic, limit = chi_square(
         [texts * cells[cell] for cell in cells], [counts[c] for c in cells]
     )

@@ -131,7 +131,8 @@ def test_ties_go_to_the_first_index(open_once, build_tiny):
     """lattice 280, vllm 7627: the last of equals in one place, the first in another."""
     opened = open_once(build_tiny("pair"))
     session = Session(opened)
-    sampling, report, gamma = session._rounds.sampling, session._reports[0], opened.manifest.gamma
+    sampling, gamma = session._rounds.sampling, opened.manifest.gamma
+    report = session._pipeline._reports[0]
     verify, prefill = logits_hosts(session)
     for host in (verify, prefill):
         host.fill(0)

@@ -14,6 +14,7 @@ import pytest
 
 from spec_export.engines.errors import EngineError, NonFiniteError
 from spec_export.runtime import Request, Sampling, Session, generate
+from spec_export.runtime.pipeline import assert_room
 from spec_export.runtime.sampling import Rule
 from tests.decoding import decode, with_end_ids
 from tests.deferred_device import DeferredDevice, deferred, seen
@@ -73,11 +74,11 @@ def test_the_next_round_is_enqueued_before_the_last_is_read(name, build_tiny, op
     verbs = [verb for verb in device.log if verb != "upload"]
     if name in AHEAD:
         assert verbs == ["launch", "start", "wait"] * 3
-        assert session._ahead is not None
+        assert session._pipeline._ahead is not None
         assert device._queue, "the round that runs ahead has not been waited for"
     else:
         assert verbs.count("launch") == verbs.count("start") == verbs.count("wait") == 3
-        assert session._ahead is None
+        assert session._pipeline._ahead is None
     assert device.counts["recorded"] == 1
 
 
@@ -167,7 +168,7 @@ def test_a_pipeline_leaves_nothing_behind(build_tiny, open_once):
         pieces = generate(session, prompt, request)
         for _ in range(4):
             next(pieces)
-        assert session._ahead is not None
+        assert session._pipeline._ahead is not None
         del pieces
         assert decode(session, prompt, max_tokens=20, ignore_end=True).tokens == expected
     pieces = generate(session, prompt, request)
@@ -319,7 +320,7 @@ def test_a_recording_that_cannot_be_shown_to_read_anything_is_refused(build_tiny
 
 def test_no_pass_gets_past_the_capacity(build_tiny, open_once):
     """Checked in every build of Python: an engine might drop the rows without a word."""
-    session = Session(open_once(build_tiny("pair")))
-    session._assert_room(session.opened.manifest.capacity - 4, 5)
+    capacity = open_once(build_tiny("pair")).manifest.capacity
+    assert_room(capacity - 4, 5, capacity)
     with pytest.raises(EngineError, match="does not fit the cache"):
-        session._assert_room(session.opened.manifest.capacity - 3, 5)
+        assert_room(capacity - 3, 5, capacity)
