@@ -184,9 +184,9 @@ def acceptance_of(texts: Sequence[TextEvidence], gamma: int) -> Acceptance:
 def times_of(texts: Sequence[TextEvidence], widths: Widths) -> PartTimes:
     """Median and spread of everything that was timed."""
     parts = pooled_parts(texts)
-    rows = sorted({widths.fastest_rows, widths.plain_rows, *(g + 1 for g in widths.gammas)})
+    timed = [(m, parts.get(evidence.target_pass(m))) for m in range(1, widths.gammas[-1] + 2)]
     return PartTimes(
-        target=tuple(PassTimes(m, parts[evidence.target_pass(m)]) for m in rows),
+        target=tuple(PassTimes(m, ms) for m, ms in timed if ms is not None),
         plain=pooled_plain(texts),
         catch_up=parts.get(evidence.CATCH_UP),
         step=parts.get(evidence.STEP),
@@ -226,9 +226,12 @@ def advise(
         unsure = "" if doubt > 1 else "; the spread includes a loss"
         return Advice(best.gamma, f"gamma {best.gamma}: {found}{limit}{unsure}")
     reached = "no draft was tested" if alpha is None else f"alpha is {alpha.value:.2f}"
-    needed = (
-        "no alpha would be enough" if least is None else f"it would pay above alpha {least:.2f}"
-    )
+    if least is None:
+        needed = "no alpha would be enough"
+    elif alpha is None or alpha.value < least:
+        needed = f"it would pay above alpha {least:.2f}"
+    else:
+        needed = "accepted drafts come in bunches, so that rounds gain less than alpha promises"
     at_odds = (best.speedup.value > 1) != (measured.value > 1)
     again = "; the two disagree: calibrate again on a quiet machine" if at_odds else ""
     advice = f"do not speculate: gamma {best.gamma}, the best, {found}; {reached}, {needed}{again}"

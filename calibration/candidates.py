@@ -38,6 +38,11 @@ class Candidate:
     spec: ModelSpec
     weights_bytes: int
 
+    @property
+    def is_draft(self) -> bool:
+        """Whether it drafts: it has passes of its own."""
+        return any(role.name == "step" for role in self.spec.roles)
+
 
 def check_comparable(opened: OpenedBundle) -> None:
     """Refuse a bundle whose precision cannot be compared with others here.

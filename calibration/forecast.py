@@ -206,9 +206,19 @@ def choose(forecasts: Sequence[GammaForecast]) -> int:
 
 
 def break_even_alpha(texts: Sequence[TextEvidence], widths: Widths) -> float | None:
-    """The acceptance below which no gamma gains, for rounds that have all their drafts."""
+    """The acceptance below which no gamma gains; None where no acceptance is enough.
+
+    Where drafts are found at a share f of the tokens only, (f E + 1 - f) plain steps have to take
+    longer than f rounds and 1 - f steps without drafts: E > v + (1 - f) / f (v_0 - 1), with v of a
+    round and v_0 of such a step, in plain steps.
+    """
     costs = round_costs(evidence.steadied(texts), widths)
-    whole = theory.Costs(0.0, lambda rows: costs.round(rows - 1) / costs.plain)
+    begun = [r for text in texts for r in text.rounds]
+    share = sum(r.n_draft > 0 for r in begun) / len(begun)
+    if share == 0:
+        return None
+    without = (1 - share) / share * (costs.round(0) / costs.plain - 1) if share < 1 else 0.0
+    whole = theory.Costs(0.0, lambda rows: costs.round(rows - 1) / costs.plain + without)
     return theory.break_even_alpha(whole, widths.gammas[-1])
 
 

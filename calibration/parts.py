@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from spec_export.calibration import evidence
-from spec_export.engines.backend import Buffer, Call, Device, Engine
-from spec_export.engines.graphs import ModelSpec, SamplingSpec
+from spec_export.engines.backend import Buffer, Call, Device, Engine, FreeRows
+from spec_export.engines.graphs import ModelSpec, RoleSpec, SamplingSpec
 from spec_export.engines.passes import allocate_caches, bind_role
 from spec_export.runtime import OpenedBundle
 
@@ -64,13 +65,24 @@ class PartsTimer:
 
 
 def _target_calls(opened: OpenedBundle, kv_len: int) -> dict[str, Call]:
-    spec = opened.manifest.models["target"]
+    most = opened.manifest.gammas[-1] + 1
+    engine, spec = every_width(opened.target, opened.manifest.models["target"], most)
     roles = {
         role.name: evidence.target_pass(int(role.rows))
         for role in spec.roles
         if role.name != "prefill"
     }
-    return _pass_calls(opened.device, opened.target, spec, roles, kv_len)
+    return _pass_calls(opened.device, engine, spec, roles, kv_len)
+
+
+def every_width(engine: Engine, spec: ModelSpec, most: int) -> tuple[Engine, ModelSpec]:
+    """An engine with a role for every number of rows up to `most`, where it has such passes."""
+    if not isinstance(engine, FreeRows):
+        return engine, spec
+    built = {int(role.rows) for role in spec.roles if role.name != "prefill"}
+    more = [RoleSpec(f"rows_{m}", m, m, "chain") for m in range(1, most + 1) if m not in built]
+    wider = replace(spec, roles=(*spec.roles, *more))
+    return engine.with_roles(wider), wider
 
 
 def _draft_calls(opened: OpenedBundle, kv_len: int) -> dict[str, Call]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from spec_export.calibration.calibrate import widths_of
 from spec_export.calibration.candidates import Candidate
+from spec_export.calibration.parts import every_width
 from spec_export.calibration.precision_result import DraftPrecision, Pairing, TargetPrecision
 from spec_export.calibration.profile import PartTimes
 from spec_export.calibration.replays import Passes
@@ -42,13 +43,15 @@ class PassTimer:
         self._read = np.zeros(1, np.int64)
 
     def _bound(self, candidate: Candidate) -> dict[int, Call]:
-        device, spec = self._opened.device, candidate.spec
+        device = self._opened.device
+        most = 1 if candidate.is_draft else self._opened.manifest.gammas[-1] + 1
+        engine, spec = every_width(candidate.engine, candidate.spec, most)
         caches, calls = allocate_caches(device, spec), dict[int, Call]()
-        for role in spec.roles:
+        for role in sorted(spec.roles, key=lambda role: int(role.rows)):
             rows = int(role.rows)
             if role.name == "prefill" or rows in calls:
                 continue
-            bound = bind_role(device, candidate.engine, spec, role.name, caches)
+            bound = bind_role(device, engine, spec, role.name, caches)
             kv_len = min(self._kv_len, spec.max_position - rows)
             device.upload(bound.buffers["kv_len"], np.array([kv_len], np.int64))
             calls[rows] = bound.call

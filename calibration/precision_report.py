@@ -10,39 +10,49 @@ from spec_export.calibration.precision_result import Pairing, Precisions, Target
 from spec_export.engines.byte_counts import size
 from spec_export.engines.graphs import QuantizationSpec
 
-TARGET_HEAD = ("target", "weights", "perplexity", "same token", "divergence", "ms by rows")
-PAIRING_HEAD = ("target", "draft", "alpha", "gamma", "speed-up", "without drafts")
+TARGET_HEAD = ("target", "weights", "perplexity", "same token", "divergence", "1 row", "widest")
+PAIRING_HEAD = ("target", "draft", "alpha", "gamma", "predicted", "measured", "no drafts")
 
 
 def sentence(found: Precisions) -> str:
-    """What other targets would bring, such as `int8+head target 1.95x`.
+    """What fewer bits would bring, such as `int8+head target 1.95x predicted, 1.92x measured`.
 
-    Those that nothing beats; each with its best draft.
+    Of a target each with its fastest draft, where that is faster than the target as it was built;
+    and a draft of fewer bits for the latter.
     """
+    best = {pairing.target: pairing for pairing in _best_of_each(found)}
+    built = best.pop(AS_BUILT)
     said = []
-    for pairing in _best_of_each(found):
-        if pairing.target != AS_BUILT and pairing.is_best:
-            how = f"gamma {pairing.gamma}" if pairing.gamma else "no drafts"
-            said.append(f"{pairing.target} target {pairing.speedup:.2f}x with {how}")
-    return ", ".join(said) or "no other precision of the target is faster"
+    if built.draft not in (None, AS_BUILT) and built.gamma:
+        said.append(f"{built.draft} draft, same texts, {_speeds(built)}")
+    for pairing in best.values():
+        if pairing.speedup > built.speedup:
+            said.append(f"{pairing.target} target {_speeds(pairing)}")
+    return "; ".join(said) or "fewer bits are not faster here"
+
+
+def _speeds(pairing: Pairing) -> str:
+    how = f"gamma {pairing.gamma}" if pairing.gamma else "no drafts"
+    measured = "" if pairing.measured is None else f", {pairing.measured:.2f}x measured"
+    return f"{pairing.speedup:.2f}x predicted{measured} with {how}"
 
 
 def remarks(found: Precisions) -> list[str]:
     """What has to be known before one is chosen."""
     said = [
-        "speed-ups are predicted, over the fastest plain decoding of the target as it was built",
+        "speed-ups are over the fastest plain decoding of the target as it was built",
         "a quantized target is another target: what is emitted follows it, exactly, and not the "
         "one in float32",
     ]
     if found.drafts:
         said.append("a draft's precision changes no text, only how often it is right")
     for target in found.targets:
-        if target.cliff is not None:
-            before = target.rows[target.rows.index(target.cliff) - 1]
-            ratio = _at(target, target.cliff) / _at(target, before)
+        for rows in target.cliffs:
+            before = target.rows[target.rows.index(rows) - 1]
+            ratio = _at(target, rows) / _at(target, before)
             said.append(
-                f"{target.name}: a pass of {target.cliff} rows takes {ratio:.2f} times one of "
-                f"{before}, which the choice of gamma goes by"
+                f"{target.name}: a pass of {rows} rows takes {ratio:.2f} times one of {before}, "
+                "which the choice of gamma goes by"
             )
     for name in dict.fromkeys(p.target for p in found.pairings if p.is_best):
         if name != AS_BUILT:
@@ -59,11 +69,21 @@ def target_table(found: Precisions) -> Table:
             f"{target.quality.perplexity:.2f}",
             f"{target.quality.agreement:.1%}",
             f"{target.quality.divergence:.4f}",
-            " ".join(f"{m}:{ms:.1f}" for m, ms in zip(target.rows, target.rows_ms, strict=True)),
+            f"{target.rows_ms[0]:.1f} ms",
+            f"{target.rows[-1]} rows {target.rows_ms[-1]:.1f} ms",
         )
         for target in found.targets
     )
     return Table(TARGET_HEAD, rows, None)
+
+
+def draft_table(found: Precisions) -> Table:
+    """Every draft: size and times of its passes."""
+    rows = tuple(
+        (d.name, size(d.weights_bytes), f"{d.catch_up_ms:.1f} ms", f"{d.step_ms:.1f} ms")
+        for d in found.drafts
+    )
+    return Table(("draft", "weights", "first pass", "further"), rows, None)
 
 
 def pairing_table(found: Precisions) -> Table:
@@ -75,6 +95,7 @@ def pairing_table(found: Precisions) -> Table:
             "-" if pairing.alpha is None else f"{pairing.alpha:.2f}",
             f"{pairing.gamma}",
             f"{pairing.speedup:.2f}x",
+            "" if pairing.measured is None else f"{pairing.measured:.2f}x",
             f"{pairing.plain_speedup:.2f}x",
         )
         for pairing in found.pairings
@@ -88,6 +109,7 @@ def terminal_lines(found: Precisions) -> list[str]:
     return [
         "",
         *_aligned(target_table(found)),
+        *([] if not found.drafts else ["", *_aligned(draft_table(found))]),
         "",
         *_aligned(pairing_table(found)),
         "",

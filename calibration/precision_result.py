@@ -30,9 +30,10 @@ class TargetPrecision:
         name: of the precision.
         weights_bytes: of its weights.
         quality: against float32.
-        rows: of the passes the bundle was built for, ascending.
+        rows: of passes, ascending: every number up to the widest where the engine has them, else
+            those it was built for.
         rows_ms: of a pass over each of them.
-        cliff: the rows at which a pass costs most over the one before, if a quarter or more.
+        cliffs: rows at which each further one takes a quarter of the pass before, or more.
     """
 
     name: str
@@ -40,7 +41,7 @@ class TargetPrecision:
     quality: Quality
     rows: tuple[int, ...]
     rows_ms: tuple[float, ...]
-    cliff: int | None
+    cliffs: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ class Pairing:
         gamma: drafts a round that are best; 0: none.
         speedup: predicted over the fastest plain decoding of the bundle as it was built.
         plain_speedup: of this target without drafts.
-        is_best: no other is faster, nearer to float32 and smaller at once.
+        is_best: no other is as fast, as near to float32 and as small, and better in one of these.
+        measured: the speed-up as it was decoded; None: it was not, since another draft is faster.
     """
 
     target: str
@@ -74,6 +76,7 @@ class Pairing:
     speedup: float
     plain_speedup: float
     is_best: bool
+    measured: float | None = None
 
 
 @dataclass(frozen=True)

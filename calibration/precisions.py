@@ -18,6 +18,7 @@ from dataclasses import replace
 from spec_export.calibration.candidates import Candidate
 from spec_export.calibration.measure import Task
 from spec_export.calibration.precision_costs import Costs, PassTimer
+from spec_export.calibration.precision_race import raced
 from spec_export.calibration.precision_reading import Reading
 from spec_export.calibration.precision_result import (
     DraftPrecision,
@@ -29,7 +30,7 @@ from spec_export.calibration.profile import PartTimes
 from spec_export.engines.bundle import Progress, no_progress
 from spec_export.runtime import OpenedBundle
 
-_CLIFF = 1.25  # by which a pass may cost more than one of a row less
+_CLIFF = 0.25
 
 
 def compare_precisions(
@@ -72,7 +73,33 @@ def compare_precisions(
         for target in described
         for draft in paired
     ]
-    return Precisions(tuple(described), tuple(drafting), _marked(pairings, described))
+    marked = _marked(pairings, described, drafting)
+    found = _raced(opened, targets, drafts, marked, task, progress)
+    return Precisions(tuple(described), tuple(drafting), found)
+
+
+def _raced(
+    opened: OpenedBundle,
+    targets: Sequence[Candidate],
+    drafts: Sequence[Candidate],
+    pairings: Sequence[Pairing],
+    task: Task,
+    progress: Progress,
+) -> tuple[Pairing, ...]:
+    """The pairings, the fastest of each target decoded as it is predicted to be best."""
+    by_target = {candidate.name: candidate for candidate in targets}
+    by_draft = {candidate.name: candidate for candidate in drafts}
+    found = []
+    for number, pairing in enumerate(pairings):
+        progress("decoding in other precisions", number, len(pairings))
+        rivals = [p.speedup for p in pairings if p.target == pairing.target]
+        measured = None
+        if pairing.speedup == max(rivals):
+            draft = None if pairing.draft is None else by_draft[pairing.draft]
+            measured = raced(opened, by_target[pairing.target], draft, pairing.gamma, task)
+        found.append(replace(pairing, measured=measured))
+    progress("decoding in other precisions", len(pairings), len(pairings))
+    return tuple(found)
 
 
 def _described(
@@ -85,27 +112,39 @@ def _described(
     }
     rows = tuple(sorted(found))
     times = tuple(found[m] for m in rows)
-    steps = [
-        (after / before, m) for before, after, m in zip(times, times[1:], rows[1:], strict=False)
-    ]
-    worst, at = max(steps, default=(1.0, 0))
     return TargetPrecision(
         name=target.name,
         weights_bytes=target.weights_bytes,
         quality=reading.quality(target.name),
         rows=rows,
         rows_ms=times,
-        cliff=at if worst > _CLIFF else None,
+        cliffs=cliffs(rows, times),
     )
 
 
-def _marked(pairings: Sequence[Pairing], targets: Sequence[TargetPrecision]) -> tuple[Pairing, ...]:
+def cliffs(rows: Sequence[int], times: Sequence[float]) -> tuple[int, ...]:
+    """Rows at which a pass gets dearer by a quarter of the one before, or more, for each row."""
+    found = []
+    for n in range(1, len(rows)):
+        a_row = (times[n] / times[n - 1] - 1) / (rows[n] - rows[n - 1])
+        if a_row >= _CLIFF:
+            found.append(rows[n])
+    return tuple(found)
+
+
+def _marked(
+    pairings: Sequence[Pairing],
+    targets: Sequence[TargetPrecision],
+    drafts: Sequence[DraftPrecision] = (),
+) -> tuple[Pairing, ...]:
     """The pairings, those marked that no other beats in speed, nearness and size."""
     apart = {t.name: t.quality.divergence for t in targets}
     size = {t.name: t.weights_bytes for t in targets}
+    beside = {d.name: d.weights_bytes for d in drafts}
 
     def merits(pairing: Pairing) -> tuple[float, float, float]:
-        return pairing.speedup, -apart[pairing.target], -float(size[pairing.target])
+        total = size[pairing.target] + (0 if pairing.draft is None else beside[pairing.draft])
+        return pairing.speedup, -apart[pairing.target], -float(total)
 
     def beats(one: Pairing, other: Pairing) -> bool:
         a, b = merits(one), merits(other)

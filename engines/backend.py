@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -152,6 +152,14 @@ class Engine(Protocol):
         Raises:
             EngineError: a buffer is missing or does not have the shape or type of its tensor.
         """
+
+
+@runtime_checkable
+class FreeRows(Protocol):
+    """An engine whose passes may have any number of rows."""
+
+    def with_roles(self, spec: ModelSpec) -> Engine:
+        """The same engine for the roles of `spec`, whose rows it was not opened for."""
 
 
 @dataclass(frozen=True)

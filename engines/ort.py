@@ -82,6 +82,10 @@ class OrtEngine:
         self.outputs: Mapping[str, TensorSpec] = {tensor.name: tensor for tensor in spec.outputs}
         self._roles, self._aliases = role_symbols(spec), aliases_of(spec)
 
+    def with_roles(self, spec: ModelSpec) -> OrtEngine:
+        """The same session for other roles: its rows are free."""
+        return OrtEngine(self._session, spec, self._place, self._options)
+
     def bind(self, role: str, buffers: Mapping[str, Buffer]) -> OrtCall:
         """Bind `buffers` by tensor name for `role`."""
         symbols = symbols_of(self._roles, role)

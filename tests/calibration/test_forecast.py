@@ -127,6 +127,22 @@ def test_break_even_alpha_is_where_the_theory_puts_it():
     assert break_even_alpha(made.texts(4), made.widths) == pytest.approx(wanted, abs=1e-6)
 
 
+@pytest.mark.parametrize("found", [0.2, 0.4, 0.8])
+def test_break_even_alpha_counts_the_passes_without_drafts(found):
+    """Look-up finds drafts here and there; a pass without costs more than a plain step."""
+    slow = {1: 20.0, 2: 23.0, 3: 26.0, 5: 30.0}
+    least = break_even_alpha(
+        MadeUp(0.5, slow, host=0.5, found=found).texts(40), MadeUp(0.5, slow).widths
+    )
+    assert least is not None
+
+    def best(alpha: float) -> float:
+        made = MadeUp(alpha, slow, host=0.5, found=found)
+        return max(f.speedup.value for f in forecast(made.texts(60), made.widths))
+
+    assert best(least + 0.06) > 1 > best(least - 0.06)
+
+
 def test_a_text_is_replayed_with_any_gamma():
     """By hand: 4 drafts each, of which these are accepted; the last token of the second ends it."""
     rounds = [TimedRound(4, n, n + 1, 1.0) for n in (4, 3, 2, 1, 0)]

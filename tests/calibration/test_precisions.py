@@ -21,7 +21,7 @@ from spec_export.calibration.precision_result import (
     Quality,
     TargetPrecision,
 )
-from spec_export.calibration.precisions import _described, _marked, compare_precisions
+from spec_export.calibration.precisions import _marked, cliffs, compare_precisions
 from spec_export.calibration.profile import PartTimes, PassTimes
 from spec_export.calibration.prompts import Prompt, encode_prompts
 from spec_export.calibration.replays import passes_along
@@ -94,10 +94,18 @@ def test_alpha_as_built_is_what_both_models_say_of_the_same_text(compared):
     assert pairing.alpha == pytest.approx(float(np.concatenate(shares).mean()), abs=1e-12)
 
 
-def test_every_built_width_was_timed(compared):
+def test_every_width_was_timed_built_or_not(compared):
     for target in compared[3].targets:
-        assert target.rows == (1, 2, 5)
+        assert target.rows == (1, 2, 3, 4, 5)
         assert all(ms > 0 for ms in target.rows_ms)
+
+
+def test_the_fastest_pairing_of_each_target_was_decoded(compared):
+    for name in {p.target for p in compared[3].pairings}:
+        mine = [p for p in compared[3].pairings if p.target == name]
+        fastest = max(mine, key=lambda p: p.speedup)
+        assert fastest.measured is not None and fastest.measured > 0
+        assert sum(p.measured is not None for p in mine) == 1
 
 
 def test_the_report_has_every_number_and_says_what_a_quantized_target_is(compared):
@@ -114,7 +122,7 @@ def test_the_report_has_every_number_and_says_what_a_quantized_target_is(compare
 
 def target(name: str, rows_ms: dict[int, float], divergence: float = 0.0, size: int = 100):
     quality = Quality(10.0, 1.0 - divergence, divergence, 100)
-    described = TargetPrecision(name, size, quality, tuple(rows_ms), tuple(rows_ms.values()), None)
+    described = TargetPrecision(name, size, quality, tuple(rows_ms), tuple(rows_ms.values()), ())
     return described
 
 
@@ -126,24 +134,32 @@ def widths(open_once, tiny_bundle):
     return replace(opened, bundle=replace(opened.bundle, manifest=manifest))
 
 
-def test_the_int4_cliff_at_three_rows_is_seen_and_avoided(widths):
-    """Times of one int4 product, K = N = 2048, on a processor: 130, 370, 563, 670 us."""
+@pytest.mark.parametrize(
+    ("ms", "found"),
+    [
+        # One product on a processor, K = N = 2048, microseconds at rows 1, 2, 3, 5, 9.
+        ((1330, 1375, 1610, 1300, 1365), ()),  # float32
+        ((130, 370, 563, 670, 1230), (2, 3)),  # int4, blocks of 32
+        ((70, 90, 651, 522, 941), (2, 3)),  # int4, blocks of 64
+        ((22.0, 23.8, 24.3, 25.5, 30.0), ()),  # SmolLM2 float32, milliseconds
+        ((11.3, 12.9, 14.1, 17.1, 22.9), ()),  # SmolLM2 int4: dearer, and smoothly so
+    ],
+)
+def test_a_cliff_is_a_row_that_costs_a_quarter_of_a_pass(ms, found):
+    """Widths lie further apart the wider they are, which is no cliff."""
+    assert cliffs((1, 2, 3, 5, 9), ms) == found
+
+
+def test_the_int4_cliff_at_three_rows_is_avoided(widths):
+    """A model of such products with blocks of 64: a second row is cheap, a third is not."""
     smooth = target(AS_BUILT, {1: 1330.0, 2: 1375.0, 3: 1400.0, 5: 1420.0})
-    cliff = target("int4", {1: 330.0, 2: 350.0, 3: 563.0, 5: 670.0})
+    cliff = target("int4", {1: 70.0, 2: 90.0, 3: 651.0, 5: 522.0})
     costs = Costs(widths, smooth, times(1330.0, {1: 1330.0}))
     passes = passes_along([np.full(500, 0.6)])
     assert costs.best(smooth, None, passes).gamma == 4
     found = costs.best(cliff, None, passes)
     assert found.gamma == 1
-    assert found.speedup == pytest.approx(1.6 / 350 * 1330, rel=0.01)
-
-    class Reading:
-        def quality(self, name: str) -> Quality:
-            return cliff.quality
-
-    timed = {("target", "int4", m): ms for m, ms in zip(cliff.rows, cliff.rows_ms, strict=True)}
-    candidate = type("Named", (), {"name": "int4", "weights_bytes": 1})()
-    assert _described(candidate, Reading(), timed).cliff == 3
+    assert found.speedup == pytest.approx(1.6 / 90 * 1330, rel=0.01)
 
 
 def test_a_draft_too_slow_for_its_target_is_advised_against(widths):
@@ -172,8 +188,23 @@ def test_what_is_slower_further_off_and_larger_is_not_marked():
     pairings = [Pairing(n, None, 0.5, 2, s, 1.0, False) for n, s in speeds.items()]
     marked = {p.target: p.is_best for p in _marked(pairings, targets)}
     assert marked == {AS_BUILT: True, "int8": True, "int4": True, "int4+kv": False}
-    said = precision_report.sentence(Precisions(tuple(targets), (), _marked(pairings, targets)))
-    assert said == "int8 target 1.80x with gamma 2, int4 target 2.40x with gamma 2"
+
+
+def test_the_sentence_names_what_is_faster_and_says_which_number_is_predicted():
+    targets = (target(AS_BUILT, {1: 1.0}), target("int8", {1: 1.0}), target("int4", {1: 1.0}))
+    found = (
+        Pairing(AS_BUILT, AS_BUILT, 0.8, 2, 1.3, 1.0, True),
+        Pairing(AS_BUILT, "int8", 0.8, 3, 1.5, 1.0, True, 1.45),
+        Pairing("int8", "int8", 0.8, 2, 2.0, 1.7, True, 1.9),
+        Pairing("int4", "int8", 0.8, 0, 0.4, 0.4, False, 0.41),
+    )
+    assert precision_report.sentence(Precisions(targets, (), found)) == (
+        "int8 draft, same texts, 1.50x predicted, 1.45x measured with gamma 3; "
+        "int8 target 2.00x predicted, 1.90x measured with gamma 2"
+    )
+    slower = (replace(found[0], draft=None), replace(found[3], draft=None))
+    said = precision_report.sentence(Precisions(targets, (), slower))
+    assert said == "fewer bits are not faster here"
 
 
 # --- bad input -----------------------------------------------------------------------------------

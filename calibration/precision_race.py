@@ -1,0 +1,54 @@
+"""Decode with a target and a draft of other precisions, against plain decoding of the bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from spec_export.calibration.candidates import Candidate
+from spec_export.calibration.measure import Task
+from spec_export.calibration.precision_reading import in_precision
+from spec_export.runtime import OpenedBundle, Request, Session, Stats, generate
+
+
+def raced(
+    opened: OpenedBundle, target: Candidate, draft: Candidate | None, gamma: int, task: Task
+) -> float:
+    """Measured speed-up over the fastest plain decoding of the bundle as it was built.
+
+    Both decode as many tokens after every prompt, one after the other, past ends: what the tokens
+    are does not change what they take.
+
+    Args:
+        opened: the bundle as it was built.
+        target: in the precision.
+        draft: in its precision; None: look-up.
+        gamma: drafts a round; 0: plain, one row.
+        task: prompts and how to go on from them.
+    """
+    base, other = Session(opened), Session(_paired(opened, target, draft))
+    alone = together = 0.0
+    for ids in task.ids:
+        together += _decode_ms(other, ids, task, gamma)
+        alone += _decode_ms(base, ids, task, 0)
+    return alone / together
+
+
+def _paired(opened: OpenedBundle, target: Candidate, draft: Candidate | None) -> OpenedBundle:
+    found = in_precision(opened, target)
+    if draft is None:
+        return found
+    manifest = found.manifest
+    models = {**manifest.models, "draft": draft.spec}
+    bundle = replace(found.bundle, manifest=replace(manifest, models=models))
+    return replace(found, bundle=bundle, draft=draft.engine)
+
+
+def _decode_ms(session: Session, ids: Sequence[int], task: Task, gamma: int) -> float:
+    request = Request(
+        task.tokens, task.sampling, gamma=gamma, ignore_end=True, fast_plain=gamma == 0
+    )
+    stats = Stats(gamma=0)
+    for piece in generate(session, ids, request):
+        stats = piece.stats
+    return stats.decode_ms / max(1, stats.emitted - 1)
