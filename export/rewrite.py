@@ -139,7 +139,7 @@ def _normalize_in_scale_type(graph: ir.Graph) -> None:
 
 def _store_transposed(graph: ir.Graph, held: set[str]) -> dict[str, bool]:
     """Drop `Transpose` of a weight where nothing else reads that weight."""
-    weights = dict.fromkeys(held, False)
+    weights = {value.name: False for value in graph.inputs if value.name in held}
     for value in list(graph.inputs):
         if value.name not in held or value.shape is None or len(value.shape) != 2:
             continue
