@@ -7,8 +7,10 @@ import dataclasses
 import numpy as np
 import pytest
 
+from spec_export.calibration import calibrate as calibrating
 from spec_export.calibration import measure as measuring
 from spec_export.calibration.calibrate import calibrate, check_task, widths_of
+from spec_export.calibration.conditions import Conditions
 from spec_export.calibration.estimate import trials_of
 from spec_export.calibration.evidence import accept, replay, target_pass
 from spec_export.calibration.measure import Task, decode_rounds, measure, race
@@ -19,6 +21,7 @@ from spec_export.engines.errors import RequestError
 from spec_export.engines.passes import PassRunner
 from spec_export.runtime import OpenedBundle, Request, Sampling, Session, Stats, generate
 from spec_export.runtime.opened import make_backend
+from spec_export.runtime.stream import plain_role
 
 TEXTS = ("In the beginning", "And it came to pass", "The king said unto", "Now these are the names")
 
@@ -73,6 +76,22 @@ def test_every_part_of_a_round_is_timed(opened):
     assert all(len(times) == 3 and min(times) > 0 for times in found.values())
     drawn = PartsTimer(opened, 20, greedy=False)
     assert accept(5) not in drawn.names, "which graphs draw depends on the request"
+
+
+def test_parts_take_turns(opened):
+    """One of each, then again: a machine that gets slower does so for all of them."""
+
+    class Part:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def enqueue(self) -> None:
+            order.append(self.name)
+
+    timer, order = PartsTimer(opened, 20, greedy=True), []
+    timer._calls = {name: Part(name) for name in ("one", "two", "three")}
+    assert list(timer.turn(3)) == ["one", "two", "three"]
+    assert order == ["one", "two", "three"] * 3
 
 
 def test_an_interrupted_measurement_goes_on_where_it_stopped(opened, device, tmp_path, monkeypatch):
@@ -153,6 +172,68 @@ def test_a_race_decodes_as_many_tokens_both_ways(opened):
     for found in race(Session(opened), task_of(opened), 2):
         assert found.tokens >= 1
         assert found.speculative_ms > 0 and found.plain_ms > 0
+
+
+def runs_of(session: Session, monkeypatch) -> list[tuple[str, int]]:
+    """Every pass of the target that a session makes from now on: its role and drafts."""
+    log: list[tuple[str, int]] = []
+    real = session._run
+
+    def running(role, n_draft, *, more):
+        log.append((role, n_draft))
+        return real(role, n_draft, more=more)
+
+    monkeypatch.setattr(session, "_run", running)
+    return log
+
+
+def test_a_race_is_against_the_fastest_plain_decoding(opened, monkeypatch):
+    """One row and no draft a step, where steps without drafts else run more rows."""
+    session, task = Session(opened), task_of(opened)
+    assert plain_role(opened, Request()) != "decode"
+    assert opened.manifest.models["target"].role("decode").rows == 1
+    log = runs_of(session, monkeypatch)
+    real, asked = measuring.generate, []
+
+    def generating(session, ids, request):
+        asked.append((request.gamma, request.fast_plain))
+        return real(session, ids, request)
+
+    monkeypatch.setattr(measuring, "generate", generating)
+    found = race(session, task, 2)
+    assert len(found) == len(task.ids), "no text ends at once"
+    assert asked == [(2, False), (0, True)] * len(found)
+    starts = [n for n, (role, _) in enumerate(log) if role == "prefill"]
+    texts = [log[a + 1 : b] for a, b in zip(starts, [*starts[1:], None], strict=True)]
+    for raced, drafted, plain in zip(found, texts[::2], texts[1::2], strict=True):
+        assert max(n for _, n in drafted) == 2
+        assert plain == [("decode", 0)] * raced.tokens
+
+
+def test_plain_steps_are_those_of_one_row(opened, monkeypatch):
+    session, task = Session(opened), task_of(opened)
+    log = runs_of(session, monkeypatch)
+    times = measuring.decode_plain(session, task.ids[0], task)
+    assert log == [("prefill", 0), *[("decode", 0)] * len(times)]
+
+
+def test_a_profile_has_the_conditions_before_all_work_and_after_it(opened, tmp_path, monkeypatch):
+    log: list[str] = []
+
+    def reading() -> Conditions:
+        log.append("conditions")
+        return dataclasses.replace(Conditions(None, None, None, None), clock_mhz=float(len(log)))
+
+    def logged(name: str) -> None:
+        real = getattr(calibrating, name)
+        monkeypatch.setattr(calibrating, name, lambda *given: log.append(name) or real(*given))
+
+    monkeypatch.setattr(calibrating, "conditions", reading)
+    logged("measure")
+    logged("race")
+    profile = calibrate(opened, opened.manifest.device, task_of(opened, 12), tmp_path / "state")
+    assert log == ["conditions", "measure", "race", "conditions"]
+    assert (profile.before.clock_mhz, profile.after.clock_mhz) == (1.0, 4.0)
 
 
 def test_a_calibration_of_a_draft_that_is_the_target(open_once, build_tiny, tmp_path):
