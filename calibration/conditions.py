@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
+import math
 import statistics
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-_SECONDS = 10
+from spec_export.calibration.asking import ask_gpus, told
+
+_GPU = ("clocks.sm", "temperature.gpu", "power.draw")
 
 
 @dataclass(frozen=True)
@@ -20,12 +21,18 @@ class Conditions:
         clock_mhz: median over the processors.
         temperature_c: of the hottest sensor.
         power_mode: of a Jetson, as `nvpmodel -q` names it.
+        gpu_clock_mhz: of the multiprocessors of the first GPU that `nvidia-smi` shows.
+        gpu_temperature_c: of the same.
+        gpu_power_w: what it draws.
     """
 
     governor: str | None
     clock_mhz: float | None
     temperature_c: float | None
     power_mode: str | None
+    gpu_clock_mhz: float | None = None
+    gpu_temperature_c: float | None = None
+    gpu_power_w: float | None = None
 
 
 def conditions(system: Path = Path("/sys"), processors: Path = Path("/proc/cpuinfo")) -> Conditions:
@@ -37,11 +44,15 @@ def conditions(system: Path = Path("/sys"), processors: Path = Path("/proc/cpuin
     zones = system.glob("class/thermal/thermal_zone*/temp")
     degrees = [value / 1000 for zone in zones if (value := _number(zone)) is not None]
     degrees = [value for value in degrees if -50 < value < 150]
+    clock, temperature, power = _gpu()
     return Conditions(
         governor=", ".join(sorted(str(name) for name in governors)) or None,
         clock_mhz=round(statistics.median(clocks), 1) if clocks else None,
         temperature_c=max(degrees) if degrees else None,
         power_mode=_power_mode(),
+        gpu_clock_mhz=clock,
+        gpu_temperature_c=temperature,
+        gpu_power_w=power,
     )
 
 
@@ -53,28 +64,31 @@ def _read(path: Path) -> str | None:
 
 
 def _number(path: Path) -> float | None:
-    text = _read(path)
+    return _finite(_read(path) or "")
+
+
+def _finite(text: str) -> float | None:
+    """The number that a text is; None where it is none, such as `[N/A]`."""
     try:
-        return None if text is None else float(text)
+        value = float(text)
     except ValueError:
         return None
+    return value if math.isfinite(value) else None
 
 
 def _clocks_of(processors: Path) -> list[float]:
     lines = (_read(processors) or "").splitlines()
-    found = [line.partition(":")[2].strip() for line in lines if line.startswith("cpu MHz")]
-    return [float(value) for value in found if value.replace(".", "", 1).isdigit()]
+    found = [line.partition(":")[2] for line in lines if line.startswith("cpu MHz")]
+    return [value for text in found if (value := _finite(text)) is not None]
 
 
 def _power_mode() -> str | None:
-    program = shutil.which("nvpmodel")
-    if program is None:
-        return None
-    try:
-        run = subprocess.run(
-            [program, "-q"], capture_output=True, text=True, check=False, timeout=_SECONDS
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    lines = [line for line in run.stdout.splitlines() if line.startswith("NV Power Mode")]
-    return lines[0].partition(":")[2].strip() if lines else None
+    lines = told("nvpmodel", "-q").splitlines()
+    modes = [line.partition(":")[2].strip() for line in lines if line.startswith("NV Power Mode")]
+    return modes[0] if modes else None
+
+
+def _gpu() -> tuple[float | None, ...]:
+    """Clock, temperature and power of the first one."""
+    gpus = ask_gpus(*_GPU)
+    return tuple(map(_finite, gpus[0])) if gpus else (None,) * len(_GPU)

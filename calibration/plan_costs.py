@@ -14,6 +14,8 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
+from spec_export.calibration.asking import ask_gpus
+from spec_export.calibration.device_text import described, printable
 from spec_export.calibration.profile import PartTimes, read_profile
 from spec_export.calibration.verify_cost import (
     MeasuredVerifyCost,
@@ -23,8 +25,6 @@ from spec_export.calibration.verify_cost import (
 from spec_export.engines.errors import RequestError, SchemaError
 from spec_export.engines.manifest import DeviceSpec
 from spec_export.engines.processor import processor_name
-
-_LONGEST_NAME = 99
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def where(costs: GivenCosts, *, alpha: bool, cost_ratio: bool) -> tuple[str, ...
     used = ["times of target passes"]
     used += ["alpha"] if alpha else []
     used += ["the cost of a draft step"] if cost_ratio else []
-    place = f"{_described(costs.device)}, {_printable(costs.created)}"
+    place = f"{described(costs.device)}, {printable(costs.created)}"
     return (
         f"{', '.join(used)}: as measured on {place}",
         "what a round does besides its passes is not in this plan; the forecasts of the profile "
@@ -92,14 +92,26 @@ def where(costs: GivenCosts, *, alpha: bool, cost_ratio: bool) -> tuple[str, ...
 
 
 def why_elsewhere(costs: GivenCosts) -> str | None:
-    """A warning where the numbers are of another processor than this one; None where not."""
+    """A warning where the numbers are of another processor or GPU than those here, or None."""
     device, here = costs.device, processor_name()
-    if device is None or (device.processor, device.machine) == (here, platform.machine()):
+    if device is None:
+        return None
+    is_here = (device.processor, device.machine) == (here, platform.machine())
+    if device.gpu is not None:
+        gpus = _gpus_here()
+        is_here = is_here and printable(device.gpu.name) in gpus
+        here = f"{', '.join(gpus) or 'no GPU that nvidia-smi shows'}, {here}"
+    if is_here:
         return None
     return (
-        f"the profile was measured on {_described(device)}, this is {here}; the plan is for where "
+        f"the profile was measured on {described(device)}, this is {here}; the plan is for where "
         "it was measured"
     )
+
+
+def _gpus_here() -> list[str]:
+    """Their names as CUDA has them: on a Jetson `nvidia-smi` adds its driver's."""
+    return [printable(name.removesuffix(" (nvgpu)")) for _, name in ask_gpus("index", "name")]
 
 
 def cost_ratio_of(times: PartTimes) -> float:
@@ -135,15 +147,3 @@ def _is_profile(path: Path) -> bool:
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(found, dict) and bool({"bundle_sha256", "forecasts", "times"} & set(found))
-
-
-def _described(device: DeviceSpec) -> str:
-    place = device.processor if device.gpu is None else device.gpu.name
-    threads = f"{device.threads} thread{'' if device.threads == 1 else 's'}"
-    library = f"{_printable(device.backend)} {_printable(device.version)}"
-    return f"{_printable(place)} with {library}, {threads}"
-
-
-def _printable(text: str) -> str:
-    """Text of a file, with what would steer a terminal, or forge a line, written out."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:_LONGEST_NAME])

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from spec_export.calibration.conditions import Conditions
+from spec_export.calibration.device_text import described
 from spec_export.calibration.early_exit import EarlyForecast
 from spec_export.calibration.estimate import Interval
 from spec_export.calibration.evidence import Times
@@ -200,15 +201,10 @@ def why_unusable(profile: Profile, bundle_sha256: str, device: DeviceSpec) -> st
         )
     if profile.device != device:
         return (
-            f"the profile was measured on {_described(profile.device)}, this is "
-            f"{_described(device)}; it is not used: run `spec-export calibrate` here"
+            f"the profile was measured on {described(profile.device)}, this is "
+            f"{described(device)}; it is not used: run `spec-export calibrate` here"
         )
     return None
-
-
-def _described(device: DeviceSpec) -> str:
-    threads = f"{device.threads} thread{'s' if device.threads != 1 else ''}"
-    return f"{device.processor} with {device.backend} {device.version}, {threads}"
 
 
 def _check(profile: Profile, origin: str) -> None:

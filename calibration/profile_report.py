@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from spec_export.calibration import html_report, precision_report, svg_chart
+from spec_export.calibration.conditions import Conditions
+from spec_export.calibration.device_text import described
 from spec_export.calibration.early_exit import EarlyForecast
 from spec_export.calibration.estimate import Interval
 from spec_export.calibration.evidence import Times
@@ -60,17 +62,10 @@ def html(profile: Profile) -> str:
 
 def remarks(profile: Profile) -> list[str]:
     """Where and on what it was measured, and what does not add up."""
-    setting, device, found = profile.setting, profile.device, profile.acceptance
-    state, rule = profile.after, "" if setting.rule is None else f", rule {setting.rule}"
-    conditions = [
-        f"{state.clock_mhz:.0f} MHz" if state.clock_mhz is not None else "",
-        f"governor {state.governor}" if state.governor else "",
-        f"{state.temperature_c:.0f} degrees C" if state.temperature_c is not None else "",
-        f"power mode {state.power_mode}" if state.power_mode else "",
-    ]
+    setting, found = profile.setting, profile.acceptance
+    rule = "" if setting.rule is None else f", rule {setting.rule}"
     said = [
-        f"{device.processor}, {device.backend} {device.version}, {_count(device.threads, 'thread')}"
-        + "".join(f", {text}" for text in conditions if text),
+        ", ".join([described(profile.device), *_state(profile.after)]),
         f"{setting.prompts} prompts, {setting.tokens} tokens after each, temperature "
         f"{setting.temperature:g}{rule}; passes timed at {setting.kv_len} cached tokens",
         f"{found.passes_with_drafts} of {found.passes} passes had drafts; {found.accepted} drafts "
@@ -93,6 +88,23 @@ def remarks(profile: Profile) -> list[str]:
     return said
 
 
+def _state(state: Conditions) -> list[str]:
+    """What is known of it."""
+    gpu = [
+        f"{state.gpu_clock_mhz:.0f} MHz" if state.gpu_clock_mhz is not None else "",
+        f"{state.gpu_temperature_c:.0f} degrees C" if state.gpu_temperature_c is not None else "",
+        f"{state.gpu_power_w:.0f} W" if state.gpu_power_w is not None else "",
+    ]
+    said = [
+        f"{state.clock_mhz:.0f} MHz" if state.clock_mhz is not None else "",
+        f"governor {state.governor}" if state.governor else "",
+        f"{state.temperature_c:.0f} degrees C" if state.temperature_c is not None else "",
+        f"power mode {state.power_mode}" if state.power_mode else "",
+        f"GPU at {', '.join(filter(None, gpu))}" if any(gpu) else "",
+    ]
+    return [text for text in said if text]
+
+
 def _memory(profile: Profile) -> str:
     total = sum(profile.memory.values())
     parts = [("total", total), *sorted(profile.memory.items(), key=lambda part: -part[1])]
@@ -108,6 +120,11 @@ def _precisions(found: Precisions) -> list[tuple[str, str]]:
     pairings = html_report.table(precision_report.pairing_table(found))
     return [
         ("Precisions of the target", html_report.table(precision_report.target_table(found))),
+        *(
+            [("Precisions of the draft", html_report.table(precision_report.draft_table(found)))]
+            if found.drafts
+            else []
+        ),
         ("Target and draft (* nothing is faster, nearer to float32 and smaller)", pairings),
         ("Speed-up predicted over the plain decoding of this bundle", html_report.bars(speeds)),
         ("About precisions", html_report.remarks(precision_report.remarks(found))),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from spec_export.calibration.device_text import described
 from spec_export.calibration.measure import Task
 from spec_export.calibration.synthetic_result import Best, SyntheticResult, SyntheticSpeed
 from spec_export.engines.manifest import DeviceSpec
@@ -73,7 +74,7 @@ def remarks(result: SyntheticResult, device: DeviceSpec, task: Task) -> list[str
             "bits of this engine depend on the width of a pass) and were timed up to there"
         )
     said.append(
-        f"{device.processor}, {device.backend} {device.version}, {len(task.prompts)} prompts, "
+        f"{described(device)}, {len(task.prompts)} prompts, "
         f"{task.tokens} tokens after each, temperature {task.sampling.temperature:g}{rule}; no "
         "profile is written"
     )

@@ -1,14 +1,31 @@
-"""A real model for the tests that need one."""
+"""A real model for the tests that need one, and programs that are not there."""
 
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from spec_export.engines.build import BuildOptions, build_bundle
 from spec_export.engines.ort import OrtBackend
+
+Program = Callable[[str, str], None]
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch) -> Program:
+    """Makes a program of a name and a shell script; no other is found."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+
+    def made(name: str, script: str) -> None:
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(0o755)
+
+    return made
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ from spec_export.calibration.profile import PassTimes, Profile, write_profile
 from spec_export.engines.errors import BundleError
 from spec_export.engines.manifest import DeviceSpec, GpuSpec
 from spec_export.engines.processor import processor_name
+from tests.calibration.conftest import Program
 from tests.calibration.simulated import MadeUp
 from tests.calibration.test_profile import FAST, altered, profile_of
 
@@ -93,16 +94,35 @@ def test_a_profile_of_another_device_is_told_from_one_of_this(tmp_path):
     assert f"this is {processor_name()}" in warning
     here = replace(profile.device, processor=processor_name(), machine=platform.machine())
     assert why_elsewhere(read(tmp_path, replace(profile, device=here))) is None
-    gpu = replace(profile.device, gpu=GpuSpec("A GPU", "9.0", "13.0", "13.0"))
-    warning = why_elsewhere(read(tmp_path, replace(profile, device=gpu)))
-    assert warning is not None and "measured on A GPU with" in warning
+
+
+def test_a_profile_of_another_gpu_is_told_from_one_of_this(tmp_path, program: Program):
+    """In the very same host: the processors are the same, and one GPU is not the other."""
+    profile = profile_of(FAST)
+    gpu = GpuSpec("NVIDIA A", "9.0", "13.0", "12.9")
+    here = replace(profile.device, processor=processor_name(), machine=platform.machine(), gpu=gpu)
+    costs = read(tmp_path, replace(profile, device=here))
+    program("nvidia-smi", "echo 0, NVIDIA B; echo 1, NVIDIA AB")
+    warning = why_elsewhere(costs)
+    assert warning is not None and "measured on NVIDIA A (compute capability 9.0, " in warning
+    assert f"this is NVIDIA B, NVIDIA AB, {processor_name()};" in warning
+    program("nvidia-smi", "echo 0, NVIDIA B; echo '1, NVIDIA A (nvgpu)'")
+    assert why_elsewhere(costs) is None
+    elsewhere = replace(profile, device=replace(here, processor="Another processor"))
+    assert why_elsewhere(read(tmp_path, elsewhere)) is not None
+    for nothing in ("exit 9", "echo No devices were found"):
+        program("nvidia-smi", nothing)
+        assert "this is no GPU that nvidia-smi shows, " in (why_elsewhere(costs) or "")
+    alone = replace(profile, device=replace(here, gpu=None))
+    assert why_elsewhere(read(tmp_path, alone)) is None, "a processor's times are its own"
 
 
 def test_names_from_a_profile_cannot_steer_a_terminal(tmp_path):
-    device = DeviceSpec("x", "1", "\x1b[2Jevil\nname" + "y" * 10_000, "m", 1)
+    evil = "\x1b[2Jevil\nname" + "y" * 10_000
+    device = DeviceSpec("x", "1", evil, "m", 1, GpuSpec(evil, evil, evil, evil))
     found = read(tmp_path, replace(profile_of(FAST), device=device, created="\x07now"))
     said = (why_elsewhere(found) or "") + where(found, alpha=True, cost_ratio=True)[0]
-    assert said.isprintable() and len(said) < 1000
+    assert said.isprintable() and len(said) < 2000
 
 
 @pytest.mark.parametrize(

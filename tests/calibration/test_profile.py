@@ -9,6 +9,7 @@ import pytest
 
 from spec_export.calibration.calibrate import acceptance_of, advise, times_of
 from spec_export.calibration.conditions import Conditions
+from spec_export.calibration.device_text import described
 from spec_export.calibration.estimate import Interval
 from spec_export.calibration.forecast import GammaForecast, break_even_alpha, forecast
 from spec_export.calibration.profile import (
@@ -20,7 +21,7 @@ from spec_export.calibration.profile import (
 )
 from spec_export.calibration.profile_report import html, remarks, terminal_lines
 from spec_export.engines.errors import BundleError, StorageError
-from spec_export.engines.manifest import DeviceSpec
+from spec_export.engines.manifest import DeviceSpec, GpuSpec
 from tests.calibration.simulated import MadeUp
 
 DEVICE = DeviceSpec("onnxruntime", "1.32.0", "A processor", "x86_64", 2)
@@ -78,6 +79,33 @@ def test_a_profile_of_another_bundle_or_device_is_not_used():
     for change in ({"processor": "B"}, {"threads": 4}, {"version": "2"}, {"backend": "tensorrt"}):
         found = why_unusable(profile, BUNDLE, dataclasses.replace(DEVICE, **change))
         assert found is not None and "was measured on A processor" in found
+
+
+def test_of_two_gpus_in_one_host_it_is_said_which():
+    first = dataclasses.replace(DEVICE, gpu=GpuSpec("NVIDIA A", "9.0", "13.0", "12.9"))
+    profile = dataclasses.replace(profile_of(FAST), device=first)
+    assert why_unusable(profile, BUNDLE, first) is None
+    assert remarks(profile)[0].startswith(
+        "NVIDIA A (compute capability 9.0, CUDA 12.9, driver for 13.0), A processor with onnx"
+    )
+    changes = ({"name": "B"}, {"compute_capability": "8.9"}, {"driver": "13.1"}, {"cuda": "13.0"})
+    for change in changes:
+        second = dataclasses.replace(first, gpu=dataclasses.replace(first.gpu, **change))
+        said = why_unusable(profile, BUNDLE, second)
+        assert said is not None and described(first) in said and described(second) in said
+        assert described(first) != described(second)
+    assert described(DEVICE) == "A processor with onnxruntime 1.32.0, 2 threads"
+
+
+def test_the_report_has_what_is_known_of_the_state():
+    said = remarks(profile_of(FAST))[0]
+    assert said.endswith("2 threads, 2000 MHz, governor performance, 50 degrees C")
+    gpu = dataclasses.replace(STATE, gpu_clock_mhz=1980.0, gpu_power_w=112.5)
+    said = remarks(dataclasses.replace(profile_of(FAST), after=gpu))[0]
+    assert said.endswith("50 degrees C, GPU at 1980 MHz, 112 W")
+    hot = Conditions(None, None, None, None, gpu_temperature_c=41.0)
+    said = remarks(dataclasses.replace(profile_of(FAST), after=hot))[0]
+    assert said.endswith("2 threads, GPU at 41 degrees C")
 
 
 def altered(path: list[str | int], value: object) -> str:
