@@ -44,10 +44,28 @@ def test_named_benchmarks_exist(path: Path) -> None:
         assert (ROOT / name).is_file(), name
 
 
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_no_number_is_still_to_be_filled_in(path: Path) -> None:
+    assert placeholders(path.read_text(encoding="utf-8")) == []
+
+
+def placeholders(page: str) -> list[str]:
+    """Lines that hold one, such as `@@TABLE@@`."""
+    return [line for line in page.splitlines() if "@@" in line]
+
+
 def test_the_page_on_sampling_rests_on_tests_and_benchmarks() -> None:
     page = (ROOT / "docs" / "sampling.md").read_text(encoding="utf-8")
     assert len(named_tests(page)) > 25
     assert len(set(re.findall(r"`(bench/\w+\.py)`", page))) == 3
+
+
+def test_a_placeholder_is_seen() -> None:
+    """Negative control."""
+    assert placeholders("a | b\n@@TABLE@@\nwrite to a@b.c, @ 3 % and `@x`\n| @@MS@@ |") == [
+        "@@TABLE@@",
+        "| @@MS@@ |",
+    ]
 
 
 def test_a_name_that_is_wrong_is_seen() -> None:
