@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import stat
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ from spec_export.engines.errors import RequestError
 _LONGEST = 512  # tokens of a text that are looked at
 _LARGEST_BYTES = 256 << 20
 _KEY = "input_ids"
+_SHOWN = 120  # characters of what a library says of a file
 
 
 def token_texts(tokenizer: Path, file: Path | None) -> list[list[int]]:
@@ -41,26 +44,36 @@ def token_texts(tokenizer: Path, file: Path | None) -> list[list[int]]:
 
 def _ids(file: Path) -> list[list[int]]:
     try:
-        if file.stat().st_size > _LARGEST_BYTES:
-            raise RequestError(f"{file} is too large: at most {_LARGEST_BYTES} bytes are read")
-        with np.load(file, allow_pickle=False) as arrays:
-            if _KEY not in arrays:
-                raise RequestError(f"{file} has no array {_KEY!r}")
-            found = arrays[_KEY]
+        found = _array(file)
     except OSError as error:
         raise RequestError(f"{file} cannot be read: {error.strerror or error}") from error
-    except (ValueError, EOFError, KeyError, NotImplementedError) as error:
-        raise RequestError(f"{file} is no .npz file of arrays: {error}") from error
-    except Exception as error:  # zipfile and zlib have errors of their own
-        if isinstance(error, RequestError):
-            raise
-        raise RequestError(f"{file} cannot be read: {error}") from error
+    except RequestError:
+        raise
+    except Exception as error:  # numpy, zipfile and zlib have many of their own
+        raise RequestError(f"{file} is no .npz file of arrays: {str(error)[:_SHOWN]}") from error
     if found.ndim not in (2, 3) or found.dtype.kind not in "iu" or not found.size:
         raise RequestError(
             f"{file}: {_KEY} is {found.dtype} {list(found.shape)}; expected were whole numbers "
             "[n, length]"
         )
-    rows = found.reshape(-1, found.shape[-1]).astype(np.int64)
-    if int(rows.min()) < 0:
+    if int(found.min()) < 0:
         raise RequestError(f"{file}: {_KEY} has an id below 0")
+    rows = found.reshape(-1, found.shape[-1])
     return [row[:_LONGEST].tolist() for row in rows]
+
+
+def _array(file: Path) -> np.ndarray:
+    """The array of ids; no more is unpacked than is allowed, whatever the file says of itself."""
+    if not stat.S_ISREG(file.stat().st_mode):
+        raise RequestError(f"{file} cannot be read: it is not a plain file")
+    if not zipfile.is_zipfile(file):
+        raise RequestError(f"{file} is no .npz file of arrays; write it with numpy.savez")
+    with zipfile.ZipFile(file) as packed:
+        sizes = {entry.filename: entry.file_size for entry in packed.infolist()}
+    if max(file.stat().st_size, sizes.get(f"{_KEY}.npy", 0)) > _LARGEST_BYTES:
+        raise RequestError(f"{file} is too large: at most {_LARGEST_BYTES} bytes are read")
+    with np.load(file, allow_pickle=False) as arrays:
+        if _KEY not in arrays:
+            raise RequestError(f"{file} has no array {_KEY!r}")
+        found: np.ndarray = arrays[_KEY]
+    return found

@@ -23,6 +23,7 @@ _OURS = frozenset(
         *("profile.json", "profile.json.partial"),
     ]
 )
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _LARGEST_DESCRIPTION = 16 << 20
 
 
@@ -119,7 +120,11 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 def storage_error(error: OSError, path: Path) -> StorageError:
     """Say what a failed write means."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno is None and isinstance(error, shutil.Error):  # a tree: (from, to, why) of each
+        _, place, why = error.args[0][0]
+        is_full = any(f"[Errno {number}]" in why for number in _FULL)
+        return storage_error(OSError(errno.ENOSPC if is_full else None, why, place), path)
+    if error.errno in _FULL:
         return StorageError(
             f"the disk is full: {path} was not written; free space and run the command again"
         )

@@ -23,6 +23,7 @@ from spec_export.engines.weight_formats import fp8, nvfp4, whole_numbers
 
 _BITS: dict[str, int] = {"int8": 8, "int4": 4}
 _SMALLEST_HALVED = 64
+_SMALLER_BLOCKS = (128, 64, 32, 16)
 
 Samples = Mapping[str, np.ndarray]
 """Values that a matrix is multiplied by, `[rows, K]` float32, by the name of the value."""
@@ -88,6 +89,7 @@ class _Matrix:
         self._format = _format_of(product, wanted)
         self._option = f"--{'head' if product.is_head else 'weights'} {self._format}"
         block = FP4_BLOCK if self._format == "nvfp4" else dividing_block(wanted.block, product)
+        self._zeros = wanted.zeros
         self._check_shape(block)
         self._block, self._is_whole = block, self._format in _BITS
         self.grid = Grid(
@@ -165,13 +167,26 @@ class _Matrix:
     def _check_shape(self, block: int) -> None:
         (rows, columns), name = self._product.shape, self._product.weight.name
         if block and rows % block:
-            other = "" if self._format == "int8" else ", or take --weights int8"
             raise BuildError(
                 f"{self._option}: {name} has {rows} rows, which blocks of {block} do not divide; "
-                f"give a --block that does{other}"
+                + self._remedy(rows)
             )
         if self._format == "nvfp4" and columns % 2:
             raise BuildError(f"{self._option}: {name} has an odd number of columns")
+
+    def _remedy(self, rows: int) -> str:
+        """What to do about rows that blocks do not divide."""
+        if self._format == "nvfp4":
+            return "take --weights fp8 or int8"
+        if self._format == "int4" and not self._zeros:  # for TensorRT, which takes no other blocks
+            return "take --weights int8"
+        fitting = [block for block in _SMALLER_BLOCKS if rows % block == 0]
+        if fitting:
+            return f"give --block {fitting[0]}"
+        return (
+            f"nor does any of onnxruntime, the smallest being {_SMALLER_BLOCKS[-1]}: leave the "
+            "weights of this model as they are (--draft-weights none, where it is the draft)"
+        )
 
 
 def dividing_block(block: int, product: Product) -> int:

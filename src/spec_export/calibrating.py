@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from spec_export.console import Steps
 from spec_export.engines.errors import RequestError
-from spec_export.planning import print_wrapped, write_report
+from spec_export.planning import check_report, print_wrapped, write_report
 
 if TYPE_CHECKING:
     from spec_export.calibration.measure import Task
@@ -114,7 +114,8 @@ def calibrate_bundle(
     """Measure, write the profile, print the advice.
 
     Raises:
-        RequestError: the prompts or the bundle give nothing to measure, or memory does not hold it.
+        RequestError: the prompts or the bundle give nothing to measure, memory does not hold it, or
+            a file cannot be where it was asked for.
         BundleError: the bundle cannot be trusted or read.
         StorageError: the profile or the report cannot be written.
     """
@@ -123,12 +124,13 @@ def calibrate_bundle(
     from spec_export.calibration.memory import memory_use, read_described
     from spec_export.calibration.profile import PROFILE_FILE, write_profile
 
+    _check_places(options)
     _check_memory(bundle)
     with Steps(quiet=quiet or as_json, animated=False) as steps:
         opened = _open(bundle, options, steps)
         check_bundle(opened)
         if options.exported is not None:
-            _check_precisions(opened, options)
+            _check_precisions(opened, options.exported, options, steps)
         task = _task(opened, options)
         check_task(opened, task)
         device = _device(opened, options)
@@ -186,7 +188,9 @@ def _task(opened: OpenedBundle, options: CalibrateOptions) -> Task:
     return Task(tuple(prompts), tuple(map(tuple, ids)), options.tokens, sampling)
 
 
-def _check_precisions(opened: OpenedBundle, options: CalibrateOptions) -> None:
+def _check_precisions(
+    opened: OpenedBundle, exported: Path, options: CalibrateOptions, steps: Steps
+) -> None:
     """Refuse before anything is measured what cannot be compared."""
     from spec_export.calibration.precision_names import parse_precisions
     from spec_export.engines.extras import require
@@ -195,9 +199,11 @@ def _check_precisions(opened: OpenedBundle, options: CalibrateOptions) -> None:
     from spec_export.calibration.candidates import check_comparable, check_room
     from spec_export.calibration.devices import available_bytes
     from spec_export.calibration.memory import memory_use, read_described
+    from spec_export.engines.certify import exported_models
 
     check_comparable(opened)
     wanted, available = parse_precisions(options.precisions), available_bytes()
+    exported_models(opened.bundle, exported, steps)
     if available is not None:
         use = memory_use(read_described(opened.bundle.path))
         check_room(opened, wanted, use, available)
@@ -223,6 +229,17 @@ def _compared(
         found = compare_precisions(opened, candidates, task, profile.times, steps)
     reason = f"{profile.reason}; {precision_report.sentence(found)}"
     return replace(profile, precisions=found, reason=reason)
+
+
+def _check_places(options: CalibrateOptions) -> None:
+    """Refuse before anything is measured what cannot be written at the end."""
+    for option, path in (("-o", options.output), ("--report", options.report)):
+        if path is not None and path.is_dir():
+            raise RequestError(f"{option} {path} is a directory; name a file")
+        if path is not None and not path.parent.is_dir():
+            raise RequestError(f"{option} {path}: there is no directory {path.parent}; make it")
+    if options.report is not None:
+        check_report(options.report)
 
 
 def _check_memory(bundle: Path) -> None:

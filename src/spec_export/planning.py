@@ -160,6 +160,16 @@ def _missing(given: GivenCosts | None) -> str:
     )
 
 
+def check_report(path: Path) -> None:
+    """Refuse what is neither a page nor a picture by its name.
+
+    Raises:
+        RequestError: with the two it may be.
+    """
+    if path.suffix.lower() not in (".html", ".htm", ".png"):
+        raise RequestError(f"--report {path}: a report is a page (.html) or a picture (.png)")
+
+
 def write_report(path: Path, html: str, height: int) -> None:
     """Write a page, or a picture of it where the name ends in `.png`.
 
@@ -175,8 +185,7 @@ def write_report(path: Path, html: str, height: int) -> None:
 
         write_picture(path, html, height)
         return
-    if path.suffix.lower() not in (".html", ".htm"):
-        raise RequestError(f"--report {path}: a report is a page (.html) or a picture (.png)")
+    check_report(path)
     try:
         path.write_text(html, encoding="utf-8")
     except OSError as error:

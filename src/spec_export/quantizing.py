@@ -80,16 +80,19 @@ class Quantizing:
         from spec_export.engines.graphs import BY_ROW, QuantizationSpec
         from spec_export.engines.rounding import NEED_ZEROS
 
-        _check_backend(weights, self, backend)
+        option = "--weights"
+        if name == "draft" and self.draft_weights is not None:
+            option = "--draft-weights"
+        _check_backend(weights, option, self, backend)
         if name == "target" and self.head is not None and weights is None:
             raise BuildError("--head goes with --weights, which was not given")
         if backend in _TENSORRT:
-            _check_formats(weights, self, is_target=name == "target")
+            _check_formats(weights, option, self, is_target=name == "target")
         is_whole = weights in _WHOLE
         quantizer: Quantizer = self.quantizer or ("awq" if weights == "int4" else "rtn")
         on_gpu = backend in _TENSORRT
         if quantizer != "rtn" and not is_whole:
-            raise BuildError(f"--quantizer {quantizer} is for --weights int8 or int4")
+            raise BuildError(f"--quantizer {quantizer} is for {option} int8 or int4")
         if quantizer in NEED_ZEROS and on_gpu:
             raise BuildError(
                 f"--quantizer {quantizer} makes zero points, and {backend} reads weights without; "
@@ -160,7 +163,9 @@ def _has_zeros(weights: WeightFormat | None, quantizer: Quantizer) -> bool:
     return quantizer in NEED_ZEROS or (weights == "int4" and quantizer != "modelopt")
 
 
-def _check_backend(weights: WeightFormat | None, asked: Quantizing, backend: str) -> None:
+def _check_backend(
+    weights: WeightFormat | None, option: str, asked: Quantizing, backend: str
+) -> None:
     """Refuse what an engine library has no kernels for."""
     if backend in _TENSORRT:
         if asked.kv is not None:
@@ -175,14 +180,16 @@ def _check_backend(weights: WeightFormat | None, asked: Quantizing, backend: str
         )
     if weights in ("fp8", "nvfp4"):
         raise BuildError(
-            f"--weights {weights}: onnxruntime has no such kernels on a processor; take int8 or "
+            f"{option} {weights}: onnxruntime has no such kernels on a processor; take int8 or "
             "int4, or --backend tensorrt"
         )
     if asked.activations == "fp8":
         raise BuildError("--activations fp8 is for --backend tensorrt or tensorrt-rtx")
 
 
-def _check_formats(weights: WeightFormat | None, asked: Quantizing, *, is_target: bool) -> None:
+def _check_formats(
+    weights: WeightFormat | None, option: str, asked: Quantizing, *, is_target: bool
+) -> None:
     """Refuse what TensorRT's compiler ends in the middle of."""
     if is_target and asked.head not in (None, weights):
         raise BuildError(
@@ -192,7 +199,7 @@ def _check_formats(weights: WeightFormat | None, asked: Quantizing, *, is_target
     if asked.activations in ("int8", "fp8") and asked.activations != weights:
         raise BuildError(
             f"--activations {asked.activations} goes with weights of the same format in TensorRT, "
-            f"and these are {weights}; take --weights {asked.activations}, or leave --activations "
+            f"and these are {weights}; take {option} {asked.activations}, or leave --activations "
             "out"
         )
 
@@ -296,12 +303,23 @@ def quantize_directory(
 
     require("build", "onnx_ir")
     graphs = read_exported(exported)
+    _check_apart(exported, out)
     wanted = asked.wanted(graphs, backend)
     if not wanted:
         raise BuildError("nothing to quantize: give --weights, --draft-weights or --kv")
     with new_directory(out, GRAPHS_FILE) as work:
         quantize_into(exported, graphs, work, wanted, asked, steps)
     return read_exported(out)
+
+
+def _check_apart(exported: Path, out: Path) -> None:
+    """Refuse to write over what is read, or into it: of few bits float32 is not made again."""
+    source, made = exported.resolve(), out.resolve()
+    if source == made or source in made.parents or made in source.parents:
+        raise BuildError(
+            f"-o {out} is, holds or lies in {exported}, which is read and has to stay; choose "
+            "another -o"
+        )
 
 
 def _observer(exported: Path, graphs: GraphsSpec, file: Path | None, steps: Steps) -> Observe:

@@ -106,4 +106,23 @@ def test_calibrate_refuses_a_profile_it_cannot_write(cli, tiny_bundle, tmp_path,
     """Before any work: the measurement itself is kept beside the profile."""
     out = tmp_path / "no" / "p.json"
     called = cli("calibrate", tiny_bundle, "--prompts", prompts, "--tokens", 8, "-o", out)
-    assert "could not be written" in called.refused()
+    assert f"there is no directory {out.parent}" in called.refused()
+
+
+@pytest.mark.parametrize(
+    ("option", "place", "word"),
+    [
+        ("-o", "folder", "-o {} is a directory"),
+        ("--report", "folder", "--report {} is a directory"),
+        ("--report", "nowhere/p.html", "there is no directory"),
+        ("--report", "p.txt", "a page (.html) or a picture (.png)"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_before_anything_is_measured(
+    cli, tiny_bundle, tmp_path, option, place, word
+):
+    """Minutes of measuring came first, and `Is a directory` was said of a hidden file."""
+    (tmp_path / "folder").mkdir()
+    called = cli("calibrate", tiny_bundle, option, tmp_path / place)
+    assert word.format(tmp_path / place) in called.refused()
+    assert "measuring" not in called.err and not (tiny_bundle / "profile.json").exists()

@@ -9,10 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
 from spec_export.engines.build import read_exported
+from spec_export.engines.errors import BuildError
 from spec_export.engines.graphs import QuantizationSpec
+from spec_export.engines.weight_blocks import quantize_weights
 from tests.precisions import derive
 
 RTX = ("--backend", "tensorrt-rtx")
@@ -171,6 +174,51 @@ def test_options_that_do_not_go_together_are_refused(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_refused_format_of_the_draft_names_the_option_of_the_draft(
+    cli, tiny_pair_exported, tmp_path
+):
+    """`--weights nvfp4` was refused where `--draft-weights nvfp4` had been given."""
+    asked = ("--weights", "int8", "--draft-weights", "nvfp4", "-o", tmp_path / "out")
+    said = cli("quantize", tiny_pair_exported, *asked).refused()
+    assert "--draft-weights nvfp4" in said
+
+
+@pytest.mark.parametrize("place", [".", "small", ".."])
+def test_quantize_leaves_what_it_reads(cli, tiny_pair_exported, tmp_path, place):
+    """`quantize exported -o exported` replaced the only float32 weights by those of fewer bits."""
+    exported = shutil.copytree(tiny_pair_exported, tmp_path / "holds" / "exported")
+    before = sorted(path for path in tmp_path.rglob("*"))
+    asked = ("--weights", "int8", "-o", exported / place)
+    said = cli("quantize", exported, *asked).refused()
+    assert "which is read and has to stay" in said and "another -o" in said
+    assert sorted(path for path in tmp_path.rglob("*")) == before
+    assert read_exported(exported).models["target"].quantization is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "word"), [(48, "give --block 16"), (72, "--draft-weights none"), (64, None)]
+)
+def test_what_is_said_of_rows_that_blocks_do_not_divide_can_be_done(tmp_path, rows, word):
+    """`--block` was the remedy where no block fits, and int8 where it has the same blocks."""
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "one",
+        [onnx.helper.make_tensor_value_info("x", 1, [1, rows])],
+        [onnx.helper.make_tensor_value_info("y", 1, [1, 8])],
+        [onnx.numpy_helper.from_array(np.ones((rows, 8), np.float32), "w")],
+    )
+    model = ir.from_proto(onnx.helper.make_model(graph))
+    originals = {"w": model.graph.initializers["w"].const_value}
+    for weights in ("int8", "int4"):
+        wanted = QuantizationSpec(weights, "rtn", 32, zeros=weights == "int4")
+        if word is None:
+            quantize_weights(model.clone(), originals, wanted)
+            continue
+        with pytest.raises(BuildError) as caught:
+            quantize_weights(model, originals, wanted)
+        assert word in str(caught.value) and "take --weights int8" not in str(caught.value)
+
+
 def test_a_draft_there_is_not_cannot_be_quantized(cli, tiny_exported, tmp_path):
     asked = ("--draft-weights", "int8", "-o", tmp_path / "out")
     assert "there is none" in cli("quantize", tiny_exported("ngram"), *asked).refused()
@@ -241,7 +289,15 @@ def spoiled(kind: str, folder: Path) -> Path:
         "none": {"input_ids": ids[:0]},
         "other": {"ids": ids},
         "cut": {"input_ids": ids},
+        "bomb": {"input_ids": np.zeros((33 << 10, 1 << 13), np.uint8)},
     }
+    if kind == "bomb":
+        np.savez_compressed(file, **arrays.pop(kind))
+    if kind == "pipe":
+        os.mkfifo(file)
+    if kind == "array":
+        with file.open("wb") as opened:
+            np.save(opened, ids)
     if kind in arrays:
         np.savez(file, **arrays[kind], allow_pickle=True)
     if kind == "cut":
@@ -267,7 +323,10 @@ def spoiled(kind: str, folder: Path) -> Path:
         ("empty", ("has no prompts",)),
         ("bytes", ("not UTF-8", "0xff")),
         ("few", ("tokens to calibrate on", "give more texts")),
-        ("pickle", ("no .npz file of arrays",)),
+        ("pickle", ("no .npz file of arrays", "numpy.savez")),
+        ("array", ("no .npz file of arrays", "numpy.savez")),
+        ("pipe", ("not a plain file",)),
+        ("bomb", ("too large", "268435456")),
         ("object", ("no .npz file of arrays",)),
         ("cut", (".npz",)),
         ("float", ("float64 [2, 16]", "whole numbers [n, length]")),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from spec_export.engines.atomic import check_replaceable, new_directory, write_whole
+from spec_export.engines.atomic import check_replaceable, new_directory, storage_error, write_whole
 from spec_export.engines.build import BuildOptions, build_bundle
 from spec_export.engines.bundle import open_bundle
 from spec_export.engines.errors import BuildError, StorageError
@@ -257,3 +257,12 @@ def test_what_somebody_put_into_a_bundle_is_not_deleted_with_it(tiny_bundle, tmp
     (out / "my_results.csv").write_text("1")
     with pytest.raises(StorageError, match=r"holds my_results.csv, which is not ours"):
         check_replaceable(out, MANIFEST_FILE)
+
+
+def test_a_disk_that_fills_up_while_a_tree_is_copied_is_one_sentence():
+    """`shutil.copytree` has no error number of its own, and its list of tuples was shown."""
+    why = "[Errno 28] No space left on device: 'a' -> 'b'"
+    said = str(storage_error(shutil.Error([("a", "b", why)]), Path("out")))
+    assert "the disk is full" in said and "[" not in said
+    said = str(storage_error(shutil.Error([("a", "b", "[Errno 13] Permission denied")]), Path("c")))
+    assert said.startswith("b could not be written: ") and "Permission denied" in said
