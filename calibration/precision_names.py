@@ -41,11 +41,31 @@ def parse_precisions(text: str | None) -> dict[str, QuantizationSpec]:
     return found
 
 
-def flags(wanted: QuantizationSpec) -> str:
-    """The options of `build` that make a precision."""
-    given = [
-        f"--weights {wanted.weights}",
-        wanted.head and f"--head {wanted.head}",
-        wanted.kv and f"--kv {wanted.kv}",
-    ]
-    return " ".join(part for part in given if part)
+def flags(target: str, draft: str | None) -> str | None:
+    """The options of `build` that make a pairing; None where no options make it.
+
+    Args:
+        target: name of its precision.
+        draft: name of its precision; None: look-up.
+    """
+    made = {n: parse_precisions(n)[n] for n in (target, draft) if n is not None and n != AS_BUILT}
+    of_target, of_draft = made.get(target), None if draft is None else made.get(draft)
+    shared = {(spec.head, spec.kv) for spec in made.values()}
+    is_half_kv = (
+        draft is not None
+        and len(made) < len({target, draft})
+        and any(spec.kv for spec in made.values())
+    )
+    if len(shared) > 1 or is_half_kv:
+        return None
+    given = []
+    if of_target is not None:
+        given.append(f"--weights {of_target.weights}")
+    if of_draft is not None and (of_target is None or of_draft.weights != of_target.weights):
+        given.append(f"--draft-weights {of_draft.weights}")
+    if of_target is not None and draft == AS_BUILT:
+        given.append("--draft-weights none")
+    for head, kv in shared:
+        given += [f"--head {head}"] if head else []
+        given += [f"--kv {kv}"] if kv else []
+    return " ".join(given)

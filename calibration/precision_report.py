@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from spec_export.calibration.html_report import Table
-from spec_export.calibration.precision_names import AS_BUILT, flags, parse_precisions
+from spec_export.calibration.precision_names import AS_BUILT, flags
 from spec_export.calibration.precision_result import Pairing, Precisions, TargetPrecision
 from spec_export.engines.byte_counts import size
-from spec_export.engines.graphs import QuantizationSpec
 
 TARGET_HEAD = ("target", "weights", "perplexity", "same token", "divergence", "1 row", "widest")
 PAIRING_HEAD = ("target", "draft", "alpha", "gamma", "predicted", "measured", "no drafts")
@@ -29,6 +28,11 @@ def sentence(found: Precisions) -> str:
         if pairing.speedup > built.speedup:
             said.append(f"{pairing.target} target {_speeds(pairing)}")
     return "; ".join(said) or "fewer bits are not faster here"
+
+
+def _named(pairing: Pairing) -> str:
+    draft = "" if pairing.draft is None else f" with the {pairing.draft} draft"
+    return f"the {pairing.target} target{draft}"
 
 
 def _speeds(pairing: Pairing) -> str:
@@ -54,9 +58,10 @@ def remarks(found: Precisions) -> list[str]:
                 f"{target.name}: a pass of {rows} rows takes {ratio:.2f} times one of {before}, "
                 "which the choice of gamma goes by"
             )
-    for name in dict.fromkeys(p.target for p in found.pairings if p.is_best):
-        if name != AS_BUILT:
-            said.append(f"to have {name}: spec-export build EXPORTED {flags(_spec(name))} -o OUT")
+    for pairing in _best_of_each(found):
+        options = flags(pairing.target, pairing.draft)
+        if options and pairing.is_best:
+            said.append(f"to have {_named(pairing)}: spec-export build EXPORTED {options} -o OUT")
     return said
 
 
@@ -136,7 +141,3 @@ def _best_of_each(found: Precisions) -> Sequence[Pairing]:
 
 def _at(target: TargetPrecision, rows: int) -> float:
     return target.rows_ms[target.rows.index(rows)]
-
-
-def _spec(name: str) -> QuantizationSpec:
-    return parse_precisions(name)[name]

@@ -25,6 +25,7 @@ from spec_export.engines.graphs import (
 from spec_export.engines.manifest import Manifest
 from spec_export.engines.sampling_names import exported_sampling, missing_sampling
 
+_BLOCKS = (0, 16, 32, 64, 128, 256)
 GAMMA_RANGE = (1, 16)
 LONGEST_CHUNK = 4096
 _LARGEST_DIM = 1 << 24  # above every vocabulary and context there is
@@ -109,6 +110,7 @@ def _check_model(spec: ModelSpec, roles: tuple[RoleSpec, ...], capacity: Dim, or
     _within("max_position", spec.max_position, 2, _LARGEST_DIM, origin)
     _equal("roles", tuple(map(without_junk, spec.roles)), roles, origin)
     _equal("states", len(spec.states), 2 * spec.layers, origin)
+    _check_quantization(spec, origin)
     for index, state in enumerate(spec.states):
         place = f"{origin}.states[{index}]"
         heads, size = (state.dims[1], state.dims[3]) if len(state.dims) == 4 else (0, 0)
@@ -127,6 +129,22 @@ def _check_model(spec: ModelSpec, roles: tuple[RoleSpec, ...], capacity: Dim, or
     made = [tensor for tensor in spec.outputs if tensor.name not in taps]
     _equal("outputs", made, [logits, *present], origin)
     _equal("names", len({t.name for t in (*past, *present)}), 2 * len(spec.states), origin)
+
+
+def _check_quantization(spec: ModelSpec, place: str) -> None:
+    found = spec.quantization
+    if found is None:
+        return
+    _equal("quantization.block", found.block in _BLOCKS, True, place)
+    is_whole = found.weights in ("int8", "int4")
+    if not is_whole:
+        _equal("quantization.zeros", found.zeros, False, place)
+        _equal("quantization.block", found.block, 0, place)
+    if found.weights is None:
+        _equal("quantization.head", found.head, None, place)
+        _equal("quantization.activations", found.activations, None, place)
+    if found.kv is not None:
+        _equal("dtype", spec.dtype, "float32", place)
 
 
 def _cache_type(spec: ModelSpec) -> ElementType:

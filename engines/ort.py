@@ -39,6 +39,7 @@ HOST = native.OrtDevice(native.OrtDevice.cpu(), native.OrtDevice.default_memory(
 _QUIET = 3
 _ACCURACY = "session.qdq_matmulnbits_accuracy_level"
 _IN_FLOAT, _IN_INT8 = "1", "4"
+_TYPE_NAMES = {"float32": "float"}
 _MOST_THREADS = 64  # allowed on any machine: for checks of a bundle that was built on a larger one
 
 
@@ -167,6 +168,7 @@ class OrtBackend:
         options.add_session_config_entry(_ACCURACY, _IN_INT8 if by_row else _IN_FLOAT)
         session = open_session(file, options, self.threads)
         _give_back_freed()
+        _check_caches(session, spec, file)
         return OrtEngine(session, spec)
 
     def open_mapped(self, file: Path, spec: ModelSpec) -> OrtEngine:
@@ -229,6 +231,18 @@ def _give_back_freed() -> None:
     """
     with contextlib.suppress(OSError, AttributeError, TypeError):  # glibc alone has it
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def _check_caches(session: ort.InferenceSession, spec: ModelSpec, file: Path) -> None:
+    """Refuse a graph whose caches are not of the described type, before memory is bound to it."""
+    found = {value.name: value.type for value in session.get_inputs()}
+    for state in spec.states:
+        wanted = f"tensor({_TYPE_NAMES.get(state.dtype, state.dtype)})"
+        if found.get(state.input, wanted) != wanted:
+            raise EngineError(
+                f"{file}: the cache {state.input} is {found[state.input]}, and is described as "
+                f"{state.dtype}; it was altered: build it again"
+            )
 
 
 def _copy_or_link(source: Path, target: Path, link: bool) -> None:

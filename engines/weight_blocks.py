@@ -53,7 +53,12 @@ def quantize_weights(
     graph, pending = model.graph, dict[str, Pending]()
     found = products(graph, head=wanted.head is not None)
     if not found:
-        raise BuildError(f"--weights {wanted.weights}: the graph has no matrix to quantize")
+        gemms = sum(node.op_type == "Gemm" for node in graph)
+        said = f"its {gemms} products are Gemm operators, as in GPT-2, and" if gemms else "only"
+        raise BuildError(
+            f"--weights {wanted.weights}: the graph has no matrix to quantize: {said} products by "
+            "MatMul are quantized; leave --weights out"
+        )
     work = [_Matrix(graph, product, wanted, originals, samples) for product in found]
     scales = _input_scales(work) if wanted.quantizer == "awq" else {}
     for matrix in work:

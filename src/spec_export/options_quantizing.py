@@ -114,7 +114,7 @@ Block = Annotated[
 Head = Annotated[
     HeadName | None,
     option(
-        "Quantize the matrix that makes the target's logits too.",
+        "Quantize the matrix that makes the logits too.",
         group=_QUANTIZATION,
         default="as exported",
     ),

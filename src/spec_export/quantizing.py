@@ -40,7 +40,7 @@ class Quantizing:
         draft_weights: of the draft's; `none`: as exported.
         quantizer: how they are rounded.
         block: rows of a column that share a scale, 0: all.
-        head: of the matrix that makes the target's logits.
+        head: of the matrices that make the logits, of the models whose weights are quantized.
         kv: of the caches.
         activations: of what matrices are multiplied by; `float`: as exported.
         calibrator: what decides how far the fixed scales of activations reach.
@@ -84,10 +84,8 @@ class Quantizing:
         if name == "draft" and self.draft_weights is not None:
             option = "--draft-weights"
         _check_backend(weights, option, self, backend)
-        if name == "target" and self.head is not None and weights is None:
-            raise BuildError("--head goes with --weights, which was not given")
         if backend in _TENSORRT:
-            _check_formats(weights, option, self, is_target=name == "target")
+            _check_formats(weights, option, self)
         is_whole = weights in _WHOLE
         quantizer: Quantizer = self.quantizer or ("awq" if weights == "int4" else "rtn")
         on_gpu = backend in _TENSORRT
@@ -118,7 +116,7 @@ class Quantizing:
             quantizer=quantizer,
             block=_block(self.block, weights, spec, backend) if is_whole else 0,
             zeros=not on_gpu and _has_zeros(weights, quantizer),
-            head=self.head if name == "target" else None,
+            head=self.head if weights is not None else None,
             kv=self.kv,
             activations=activations if weights is not None else None,
             calibrator=self.calibrator or "minmax",
@@ -130,8 +128,6 @@ class Quantizing:
 
         if self.draft_weights is not None and "draft" not in graphs.models:
             raise BuildError("--draft-weights is for a drafting model, and there is none")
-        if self.head is not None and "target" not in found:
-            raise BuildError("--head goes with --weights, which was not given")
         given = {
             "--quantizer": self.quantizer,
             "--block": self.block,
@@ -187,11 +183,9 @@ def _check_backend(
         raise BuildError("--activations fp8 is for --backend tensorrt or tensorrt-rtx")
 
 
-def _check_formats(
-    weights: WeightFormat | None, option: str, asked: Quantizing, *, is_target: bool
-) -> None:
+def _check_formats(weights: WeightFormat | None, option: str, asked: Quantizing) -> None:
     """Refuse what TensorRT's compiler ends in the middle of."""
-    if is_target and asked.head not in (None, weights):
+    if weights is not None and asked.head not in (None, weights):
         raise BuildError(
             f"--head {asked.head}: TensorRT reads one format in a model; take --weights "
             f"{asked.head}, or leave --head out"

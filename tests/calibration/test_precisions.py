@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from spec_export.calibration.replays import passes_along
 from spec_export.calibration.teacher import Teacher
 from spec_export.calibration.weight_sizes import quantized_bytes
 from spec_export.engines.errors import IntegrityError, RequestError
+from spec_export.quantizing import Quantizing
 from spec_export.runtime import Sampling, Session
 from spec_export.runtime.opened import make_backend
 
@@ -218,10 +220,36 @@ def test_names_of_no_precision_are_refused(text):
         parse_precisions(text)
 
 
-def test_flags_build_what_was_compared():
-    assert flags(parse_precisions("int4+head+kv")["int4+head+kv"]) == (
-        "--weights int4 --head int8 --kv int8"
+@pytest.mark.parametrize(
+    ("target", "draft", "options"),
+    [
+        ("int4+head+kv", None, "--weights int4 --head int8 --kv int8"),
+        ("int8+head", "int8+head", "--weights int8 --head int8"),
+        ("int8+head", "int4+head", "--weights int8 --draft-weights int4 --head int8"),
+        ("int8", "float32", "--weights int8 --draft-weights none"),
+        ("float32", "int4+head", "--draft-weights int4 --head int8"),
+        ("float32", "float32", ""),
+        ("float32", "int4+kv", None),
+        ("int8", "int8+head", None),
+    ],
+)
+def test_flags_build_what_was_compared(target, draft, options):
+    """`build` has one --head and one --kv for both models: what they cannot say is not said."""
+    assert flags(target, draft) == options
+    if not options:
+        return
+    given = dict(zip(options.split()[::2], options.split()[1::2], strict=True))
+    asked = Quantizing(
+        given.get("--weights"),
+        given.get("--draft-weights"),
+        head=given.get("--head"),
+        kv=given.get("--kv"),
     )
+    models = {"target": None} if draft is None else {"target": None, "draft": None}
+    made = asked.wanted(SimpleNamespace(models=models, method="model"), "onnxruntime")
+    for model, name in (("target", target), ("draft", draft)):
+        wanted = {} if name in (None, AS_BUILT) else parse_precisions(name)
+        assert made.get(model) == wanted.get(name)
 
 
 def test_a_quantized_or_foreign_bundle_is_refused(open_once, tiny_bundle, compared):

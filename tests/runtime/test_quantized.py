@@ -6,6 +6,7 @@ A quantized target is another model; what it emits is its own plain decoding, by
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 
 import numpy as np
@@ -15,10 +16,11 @@ import pytest
 from spec_export.compiling import Compiling
 from spec_export.console import Steps
 from spec_export.engines import lower
-from spec_export.engines.errors import BuildError
+from spec_export.engines.bundle import VerifiedFiles
+from spec_export.engines.errors import BuildError, BundleError, EngineError
 from spec_export.making import Made, Shapes, build
 from spec_export.quantizing import Quantizing
-from spec_export.runtime import Sampling, Session
+from spec_export.runtime import Sampling, Session, open_runtime
 from tests.decoding import decode, same_bits, trace
 
 PROMPTS = ("In the beginning", "And the king said")
@@ -183,3 +185,39 @@ def test_a_lowering_with_another_scale_is_refused(tiny_exported, tmp_path, monke
     with pytest.raises(BuildError, match="the compiled target does not compute its graph"):
         build(tiny_exported("none"), SHAPES, tmp_path / "bundle", chosen, Steps(quiet=True))
     assert list(tmp_path.iterdir()) == [texts]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"block": 10**30}, "quantization.block"),
+        ({"block": -5}, "quantization.block"),
+        ({"weights": None}, "quantization"),
+        ({"weights": "fp8"}, "quantization"),
+        ({"kv": "int8"}, "dtype"),
+    ],
+)
+def test_a_manifest_whose_quantization_cannot_be_is_refused(quantized, tmp_path, change, words):
+    bundle = shutil.copytree(quantized("ngram", weights="int8").bundle.path, tmp_path / "bundle")
+    file = bundle / "manifest.json"
+    found = json.loads(file.read_text())
+    found["models"]["target"]["quantization"] |= change
+    file.write_text(json.dumps(found))
+    with pytest.raises(BundleError, match=words):
+        open_runtime(bundle, memory=VerifiedFiles(None))
+
+
+def test_caches_that_are_not_what_the_manifest_says_are_named(quantized, tmp_path):
+    """The library only said that a type was unexpected, without a file or a remedy."""
+    bundle = shutil.copytree(quantized("ngram", weights="int8").bundle.path, tmp_path / "bundle")
+    file = bundle / "manifest.json"
+    found = json.loads(file.read_text())
+    target = found["models"]["target"]
+    target["quantization"]["kv"] = "int8"
+    for tensor in (*target["inputs"], *target["outputs"], *target["states"]):
+        name = tensor.get("name", "present")
+        if name.startswith(("past", "present")):
+            tensor["dtype"] = "int8"
+    file.write_text(json.dumps(found))
+    with pytest.raises(EngineError, match=r"model\.onnx: the cache .* described as int8"):
+        open_runtime(bundle, memory=VerifiedFiles(None))
