@@ -9,7 +9,7 @@ from spec_export.calibration.precision_names import AS_BUILT, flags
 from spec_export.calibration.precision_result import Pairing, Precisions, TargetPrecision
 from spec_export.engines.byte_counts import size
 
-TARGET_HEAD = ("target", "weights", "perplexity", "same token", "divergence", "1 row", "widest")
+TARGET_HEAD = ("target", "weights", "perplexity", "same token", "divergence")
 PAIRING_HEAD = ("target", "draft", "alpha", "gamma", "predicted", "measured", "no drafts")
 
 
@@ -74,12 +74,13 @@ def target_table(found: Precisions) -> Table:
             f"{target.quality.perplexity:.2f}",
             f"{target.quality.agreement:.1%}",
             f"{target.quality.divergence:.4f}",
-            f"{target.rows_ms[0]:.1f} ms",
-            f"{target.rows[-1]} rows {target.rows_ms[-1]:.1f} ms",
+            f"{target.rows_ms[0]:.1f}",
+            f"{target.rows_ms[-1]:.1f}",
         )
         for target in found.targets
     )
-    return Table(TARGET_HEAD, rows, None)
+    widest = max(target.rows[-1] for target in found.targets)
+    return Table((*TARGET_HEAD, "ms: 1", f"{widest} rows"), rows, None)
 
 
 def draft_table(found: Precisions) -> Table:

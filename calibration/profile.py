@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from spec_export.calibration.conditions import Conditions
-from spec_export.calibration.device_text import described
+from spec_export.calibration.device_text import described, printable
 from spec_export.calibration.early_exit import EarlyForecast
 from spec_export.calibration.estimate import Interval
 from spec_export.calibration.evidence import Times
 from spec_export.calibration.forecast import GammaForecast
-from spec_export.calibration.precision_result import Precisions
+from spec_export.calibration.precision_result import Precisions, TargetPrecision
 from spec_export.calibration.ranges import LARGEST_GAMMA
 from spec_export.engines.atomic import write_whole
 from spec_export.engines.errors import SchemaError
@@ -24,6 +24,7 @@ from spec_export.engines.strict import read_json, to_json
 
 PROFILE_SCHEMA = 1
 PROFILE_FILE = "profile.json"
+_ROUNDING = 1e-4  # by which a sum of probabilities in float32 may be off
 
 
 @dataclass(frozen=True)
@@ -248,6 +249,54 @@ def _check(profile: Profile, origin: str) -> None:
     whole = [*(found.ms for found in target), *(found.ms for found in rounds)]
     if any(times.median <= 0 for times in (profile.times.plain, *whole)):
         _refuse("a pass took no time", origin)
+    if profile.break_even_alpha is not None and not 0 <= profile.break_even_alpha <= 1:
+        _refuse(f"speculation pays above alpha {profile.break_even_alpha}", origin)
+    if any(count < 0 for count in profile.memory.values()):
+        _refuse("a part of the memory is less than nothing", origin)
+    if profile.precisions is not None:
+        _check_precisions(profile.precisions, len(gammas), origin)
+
+
+def _check_precisions(found: Precisions, gammas: int, origin: str) -> None:
+    targets = [target.name for target in found.targets]
+    drafts: list[str | None] = [draft.name for draft in found.drafts]
+    for names in (targets, drafts):
+        if len(set(names)) != len(names):
+            _refuse(f"a precision stands twice among {names[:5]}", origin)
+    for target in found.targets:
+        _check_target(target, origin)
+    for draft in found.drafts:
+        if draft.weights_bytes < 1 or not min(draft.catch_up_ms, draft.step_ms) > 0:
+            _refuse("a draft has no weights, or its passes took no time", origin)
+    pairs = [(pairing.target, pairing.draft) for pairing in found.pairings]
+    if not pairs or pairs != [(target, draft) for target in targets for draft in drafts or [None]]:
+        _refuse("there is not one pairing of each target with each draft", origin)
+    for pairing in found.pairings:
+        name = printable(f"{pairing.target} with {pairing.draft or 'look-up'}")
+        if pairing.alpha is not None and not 0 <= pairing.alpha <= 1 + _ROUNDING:
+            _refuse(f"alpha of {name} is {pairing.alpha}", origin)
+        if not 0 <= pairing.gamma <= gammas:
+            _refuse(f"gamma of {name} is {pairing.gamma}", origin)
+        measured = [] if pairing.measured is None else [pairing.measured]
+        for speed in (pairing.speedup, pairing.plain_speedup, *measured):
+            if not speed > 0:
+                _refuse(f"a speed-up of {name} is {speed}", origin)
+
+
+def _check_target(target: TargetPrecision, origin: str) -> None:
+    name, quality, rows = printable(target.name), target.quality, target.rows
+    if not 0 <= quality.agreement <= 1 or quality.divergence < 0 or quality.tokens < 1:
+        _refuse(f"the target {name} agrees in {quality.agreement} of the tokens", origin)
+    if quality.perplexity < 1 - _ROUNDING or target.weights_bytes < 1:
+        _refuse(
+            f"the target {name} has a perplexity of {quality.perplexity}, or no weights", origin
+        )
+    if not rows or rows[0] < 1 or list(rows) != sorted(set(rows)):
+        _refuse(f"passes of the target {name} were timed over {rows[:5]} rows", origin)
+    if len(target.rows_ms) != len(rows) or not min(target.rows_ms) > 0:
+        _refuse(f"not every pass of the target {name} has a time", origin)
+    if list(target.cliffs) != sorted(set(target.cliffs) & set(rows[1:])):
+        _refuse(f"the target {name} has cliffs at {target.cliffs[:5]} rows", origin)
 
 
 def _check_early(early: EarlyForecast, gammas: int, origin: str) -> None:

@@ -26,8 +26,8 @@ from tests.calibration.test_profile import FAST, profile_of
 EXACT, NEAR = Quality(53.6, 1.0, 0.0, 600), Quality(53.6, 0.97, 0.005, 600)
 COMPARED = Precisions(
     targets=(
-        TargetPrecision("float32", 538_000_000, EXACT, (1, 2, 5), (14.0, 15.0, 18.0), None),
-        TargetPrecision("int8", 265_000_000, NEAR, (1, 2, 5), (7.0, 9.0, 14.0), 5),
+        TargetPrecision("float32", 538_000_000, EXACT, (1, 2, 5), (14.0, 15.0, 18.0), ()),
+        TargetPrecision("int8", 265_000_000, NEAR, (1, 2, 5), (7.0, 9.0, 14.0), (2,)),
     ),
     drafts=(),
     pairings=(

@@ -12,6 +12,13 @@ from spec_export.calibration.conditions import Conditions
 from spec_export.calibration.device_text import described
 from spec_export.calibration.estimate import Interval
 from spec_export.calibration.forecast import GammaForecast, break_even_alpha, forecast
+from spec_export.calibration.precision_result import (
+    DraftPrecision,
+    Pairing,
+    Precisions,
+    Quality,
+    TargetPrecision,
+)
 from spec_export.calibration.profile import (
     Profile,
     Setting,
@@ -108,8 +115,41 @@ def test_the_report_has_what_is_known_of_the_state():
     assert said.endswith("2 threads, GPU at 41 degrees C")
 
 
+EXACT, NEAR = Quality(53.6, 1.0, 0.0, 600), Quality(53.6, 0.97, 0.005, 600)
+COMPARED = Precisions(
+    targets=(
+        TargetPrecision("float32", 538_000_000, EXACT, (1, 2, 5), (14.0, 15.0, 18.0), ()),
+        TargetPrecision("int8", 265_000_000, NEAR, (1, 2, 5), (7.0, 9.0, 14.0), (2,)),
+    ),
+    drafts=(DraftPrecision("float32", 9_000_000, 1.5, 1.0),),
+    pairings=(
+        Pairing("float32", "float32", 0.5, 2, 1.1, 1.0, True, 1.05),
+        Pairing("int8", "float32", None, 0, 1.9, 1.9, True),
+    ),
+)
+LOOKED_UP = dataclasses.replace(
+    COMPARED,
+    drafts=(),
+    pairings=tuple(dataclasses.replace(found, draft=None) for found in COMPARED.pairings),
+)
+
+
+def twice(compared: Precisions) -> Precisions:
+    """The same with every target twice."""
+    targets, pairings = 2 * compared.targets, 2 * compared.pairings
+    return dataclasses.replace(compared, targets=targets, pairings=pairings)
+
+
+@pytest.mark.parametrize("compared", [COMPARED, LOOKED_UP])
+def test_a_profile_with_precisions_comes_back_as_it_was_written(tmp_path, compared):
+    profile = dataclasses.replace(profile_of(FAST), memory={"caches": 0}, precisions=compared)
+    write_profile(tmp_path / "profile.json", profile)
+    assert read_profile(tmp_path / "profile.json") == profile
+
+
 def altered(path: list[str | int], value: object) -> str:
-    found = json.loads(json.dumps(dataclasses.asdict(profile_of(FAST))))
+    profile = dataclasses.replace(profile_of(FAST), memory={"caches": 0}, precisions=COMPARED)
+    found = json.loads(json.dumps(dataclasses.asdict(profile)))
     place = found
     for key in path[:-1]:
         place = place[key]
@@ -142,6 +182,48 @@ def altered(path: list[str | int], value: object) -> str:
         (["times", "target", 0, "ms", "low"], 1e9),
         (["more"], 1),
         (["device"], None),
+        (["break_even_alpha"], 7.5),
+        (["break_even_alpha"], -0.1),
+        (["memory", "caches"], -1),
+        (["precisions"], {"targets": [], "drafts": [], "pairings": []}),
+        (["precisions"], dataclasses.asdict(twice(COMPARED))),
+        (["precisions", "targets"], []),
+        (["precisions", "targets", 1, "name"], "float32"),
+        (["precisions", "targets", 1, "name"], "int4"),
+        (["precisions", "targets", 0, "weights_bytes"], 0),
+        (["precisions", "targets", 0, "quality", "perplexity"], 0.5),
+        (["precisions", "targets", 0, "quality", "agreement"], 1.5),
+        (["precisions", "targets", 0, "quality", "agreement"], -0.5),
+        (["precisions", "targets", 0, "quality", "divergence"], -0.5),
+        (["precisions", "targets", 0, "quality", "tokens"], -1),
+        (["precisions", "targets", 0, "rows"], [0, 2, 5]),
+        (["precisions", "targets", 0, "rows"], [2, 1, 5]),
+        (["precisions", "targets", 0, "rows"], [1, 2]),
+        (["precisions", "targets", 0, "rows"], []),
+        (["precisions", "targets", 0, "rows_ms"], []),
+        (["precisions", "targets", 0, "rows_ms", 2], -1.0),
+        (["precisions", "targets", 0, "rows_ms", 2], 0.0),
+        (["precisions", "targets", 1, "cliffs"], [1]),
+        (["precisions", "targets", 1, "cliffs"], [3]),
+        (["precisions", "targets", 1, "cliffs"], [5, 2]),
+        (["precisions", "drafts"], []),
+        (["precisions", "drafts", 0, "name"], "int8"),
+        (["precisions", "drafts", 0, "weights_bytes"], -9),
+        (["precisions", "drafts", 0, "catch_up_ms"], -1.0),
+        (["precisions", "drafts", 0, "step_ms"], -1.0),
+        (["precisions", "pairings"], []),
+        (["precisions", "pairings", 0, "target"], "int8"),
+        (["precisions", "pairings", 0, "target"], "int2"),
+        (["precisions", "pairings", 0, "draft"], "int2"),
+        (["precisions", "pairings", 0, "draft"], None),
+        (["precisions", "pairings", 0, "alpha"], 1.5),
+        (["precisions", "pairings", 0, "alpha"], -0.5),
+        (["precisions", "pairings", 0, "gamma"], 999),
+        (["precisions", "pairings", 0, "gamma"], 5),
+        (["precisions", "pairings", 0, "gamma"], -1),
+        (["precisions", "pairings", 0, "speedup"], -5.0),
+        (["precisions", "pairings", 0, "plain_speedup"], 0.0),
+        (["precisions", "pairings", 0, "measured"], -1.0),
     ],
 )
 def test_a_profile_that_was_altered_is_refused(tmp_path, path, value):
