@@ -117,6 +117,21 @@ def test_the_pages_are_drawn_without_complaints(look, tiny_bundle):
         assert drawn.get(b"\xff\xff\xff", 0) > WIDTH * HEIGHT // 2, "on a white page"
 
 
+def test_the_whole_page_is_drawn_and_not_its_top_alone(look):
+    """What comes before a section is left out, so that its bars are in the window."""
+    memory = {"weights, target": 500_000_000, "caches, target": 50_000_000}
+    page = profile_report.html(
+        replace(profile_of(FAST), memory=memory, precisions=COMPARED, reason="such")
+    )
+    starts = [page.index(f"<h2>{head}") for head in ("Memory of a process", "Speed-up predicted")]
+    head = page[: page.index("<h2>")]
+    for start in starts:
+        log, picture = look(head + page[start:])
+        assert not complaints(log)
+        drawn = colours(pixels(picture))
+        assert drawn.get(BLUE, 0) > 500, page[start : start + 40]
+
+
 def test_a_page_that_is_wrong_is_seen(look):
     """Negative controls: a script and a picture from elsewhere are refused and logged."""
     page = plan_report.html(plan_speculation(0.8, 0.05))
