@@ -15,7 +15,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("export", "engines", "runtime", "calibration")
-EXTRAS = {"ort", "build", "export", "demo", "grammar", "cuda", "tensorrt", "tensorrt-rtx", "dev"}
+EXTRAS = {
+    *("ort", "build", "export", "demo", "grammar"),
+    *("cuda", "tensorrt", "tensorrt-rtx", "modelopt", "dev"),
+}
 
 
 @pytest.fixture(scope="module")

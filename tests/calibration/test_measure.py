@@ -71,7 +71,7 @@ def test_a_replay_has_the_rounds_that_decoding_has(open_once, build_tiny, draft,
 def test_every_part_of_a_round_is_timed(opened):
     timer = PartsTimer(opened, 20, greedy=True)
     found = timer.turn(3)
-    wanted = {target_pass(m) for m in (1, 2, 5)} | {accept(5), "propose"}
+    wanted = {target_pass(m) for m in (1, 2, 3, 4, 5)} | {accept(5), "propose"}
     assert set(found) == wanted | {"draft catch_up", "draft step", "confidence"}
     assert all(len(times) == 3 and min(times) > 0 for times in found.values())
     drawn = PartsTimer(opened, 20, greedy=False)
