@@ -15,8 +15,9 @@ import numpy as np
 import onnx_ir as ir
 
 from spec_export.engines.errors import BuildError
+from spec_export.engines.graph_edits import add_initializer, insert
 from spec_export.engines.graphs import Calibrator
-from spec_export.engines.products import Product, add_initializer
+from spec_export.engines.products import Product, by_source
 from spec_export.engines.ranges import largest_magnitude
 from spec_export.engines.weight_files import Pending
 
@@ -49,29 +50,29 @@ def quantize_activations(
     Raises:
         BuildError: a value has no sample.
     """
-    groups: dict[str, list[ir.Node]] = {}
-    sources: dict[str, ir.Value] = {}
-    for product in found:
-        name = str(product.source.name)
-        groups.setdefault(name, []).append(product.node)
-        sources[name] = product.source
-    zero = add_initializer(graph, "activations.zero", _KINDS[kind], ())
-    pending = {"activations.zero": _pending(np.zeros((), _KINDS[kind].numpy()), _KINDS[kind])}
-    for name, readers in groups.items():
+    small = _KINDS[kind]
+    zero = add_initializer(graph, "activations.zero", small, ())
+    pending = {"activations.zero": Pending.of(np.zeros((), small.numpy()))}
+    for name, group in by_source(found).items():
         if name not in inputs:
             raise BuildError(f"--activations {kind}: there is no sample of {name}")
         largest = largest_magnitude(inputs[name], calibrator)
         scale = np.float32(max(largest / _LARGEST[kind], _SMALLEST_SCALE))
         step = add_initializer(graph, f"{name}.step", _FLOAT, ())
-        pending[f"{name}.step"] = _pending(np.asarray(scale), _FLOAT)
-        rounded = ir.node("QuantizeLinear", [sources[name], step, zero])
-        read = ir.node("DequantizeLinear", [rounded.outputs[0], step, zero])
-        for node, dtype in ((rounded, _KINDS[kind]), (read, _FLOAT)):
-            node.outputs[0].dtype, node.outputs[0].shape = dtype, sources[name].shape
-        read.outputs[0].name = f"{name}.rounded"
-        graph.insert_before(readers[0], [rounded, read])
-        for reader in readers:
-            reader.replace_input_with(0, read.outputs[0])
+        pending[f"{name}.step"] = Pending.of(scale)
+        source, first = group[0].source, group[0].node
+        rounded = insert(graph, first, "QuantizeLinear", [source, step, zero], small, source.shape)
+        read = insert(
+            graph,
+            first,
+            "DequantizeLinear",
+            [rounded, step, zero],
+            _FLOAT,
+            source.shape,
+            name=f"{name}.rounded",
+        )
+        for product in group:
+            product.node.replace_input_with(0, read)
     return pending
 
 
@@ -98,7 +99,3 @@ def _has_own_scale(node: ir.Node) -> bool:
         return False
     producer = scale.producer()
     return producer is None or producer.op_type != "Constant"
-
-
-def _pending(content: np.ndarray, kind: ir.DataType) -> Pending:
-    return Pending(kind, content.shape, lambda: iter((content,)))

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from spec_export.engines.products import Product, add_initializer
+from spec_export.engines.graph_edits import add_initializer, insert
+from spec_export.engines.products import Product, by_source
 from spec_export.engines.rounding import Grid, round_matrix
 from spec_export.engines.weight_files import Pending
 
@@ -70,17 +71,15 @@ def divide(
     Returns:
         The weights to write, by initializer.
     """
-    readers: dict[str, list[Product]] = {}
-    for product in found:
-        readers.setdefault(str(product.source.name), []).append(product)
+    readers = by_source(found)
     made: dict[str, Pending] = {}
     for name, factor in scales.items():
         group, inverse = readers[name], np.asarray(1 / factor, np.float32)
         norm = _norm_weight(group, originals)
         if norm is not None:
-            made[norm] = _pending(originals[norm].numpy().astype(np.float32) * inverse)
+            made[norm] = Pending.of(originals[norm].numpy().astype(np.float32) * inverse)
             continue
-        made[f"{name}.inverse"] = _pending(inverse)
+        made[f"{name}.inverse"] = Pending.of(inverse)
         _multiply(graph, group, add_initializer(graph, f"{name}.inverse", _FLOAT, inverse.shape))
     return made
 
@@ -101,14 +100,7 @@ def _norm_weight(
 
 
 def _multiply(graph: ir.Graph, group: Sequence[Product], factor: ir.Value) -> None:
-    source = group[0].source
-    node = ir.node("Mul", [source, factor])
-    result = node.outputs[0]
-    result.name, result.dtype, result.shape = f"{source.name}.divided", _FLOAT, source.shape
-    graph.insert_before(group[0].node, node)
+    source, name = group[0].source, f"{group[0].source.name}.divided"
+    result = insert(graph, group[0].node, "Mul", [source, factor], _FLOAT, source.shape, name=name)
     for product in group:
         product.node.replace_input_with(0, result)
-
-
-def _pending(content: np.ndarray) -> Pending:
-    return Pending(_FLOAT, tuple(content.shape), lambda: iter((content,)))

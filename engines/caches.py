@@ -16,8 +16,8 @@ import numpy as np
 import onnx_ir as ir
 
 from spec_export.engines.errors import BuildError
+from spec_export.engines.graph_edits import add_initializer, insert
 from spec_export.engines.graphs import ModelSpec, TensorSpec
-from spec_export.engines.products import add_initializer
 from spec_export.engines.weight_files import Pending
 
 _LARGEST = 127
@@ -44,7 +44,7 @@ def quantize_caches(
     """
     add_initializer(graph, _UNIT, _FLOAT, ())
     add_initializer(graph, _ZERO, _INT8, ())
-    pending = {_UNIT: _pending(np.float32(1)), _ZERO: _pending(np.int8(0))}
+    pending = {_UNIT: Pending.of(np.float32(1)), _ZERO: Pending.of(np.int8(0))}
     inputs = {value.name: value for value in graph.inputs}
     for state in spec.states:
         past = inputs[state.input]
@@ -61,37 +61,22 @@ def _quantize(
 ) -> dict[str, Pending]:
     shaped = scale[None, :, None, :]  # [1, Hkv, 1, D]
     names = f"{past.name}.scale", f"{past.name}.inverse"
-    made = {names[0]: _pending(shaped), names[1]: _pending(1 / shaped)}
+    made = {names[0]: Pending.of(shaped), names[1]: Pending.of(1 / shaped)}
     factor, inverse = (add_initializer(graph, n, _FLOAT, shaped.shape) for n in names)
     unit, zero = graph.initializers[_UNIT], graph.initializers[_ZERO]
     rows, present = write.inputs[1], write.outputs[0]
     assert rows is not None
-    scaled = _node(graph, write, "Mul", [rows, inverse], _FLOAT, rows.shape)
-    rounded = _node(graph, write, "QuantizeLinear", [scaled, unit, zero], _INT8, rows.shape)
+    scaled = insert(graph, write, "Mul", [rows, inverse], _FLOAT, rows.shape)
+    rounded = insert(graph, write, "QuantizeLinear", [scaled, unit, zero], _INT8, rows.shape)
     write.replace_input_with(1, rounded)
     readers = [(use.node, use.idx) for use in present.uses()]
     past.dtype = present.dtype = _INT8
     first = next(node for node in graph if any(node is reader for reader, _ in readers))
-    whole = _node(graph, first, "DequantizeLinear", [present, unit, zero], _FLOAT, present.shape)
-    read = _node(graph, first, "Mul", [whole, factor], _FLOAT, present.shape)
+    whole = insert(graph, first, "DequantizeLinear", [present, unit, zero], _FLOAT, present.shape)
+    read = insert(graph, first, "Mul", [whole, factor], _FLOAT, present.shape)
     for reader, index in readers:
         reader.replace_input_with(index, read)
     return made
-
-
-def _node(
-    graph: ir.Graph,
-    before: ir.Node,
-    kind: str,
-    inputs: list[ir.Value],
-    dtype: ir.DataType,
-    shape: ir.Shape | None,
-) -> ir.Value:
-    node = ir.node(kind, inputs)
-    result = node.outputs[0]
-    result.dtype, result.shape = dtype, shape
-    graph.insert_before(before, node)
-    return result
 
 
 def _described(spec: ModelSpec) -> ModelSpec:
@@ -106,9 +91,3 @@ def _described(spec: ModelSpec) -> ModelSpec:
         outputs=tuple(map(tensor, spec.outputs)),
         states=tuple(replace(state, dtype="int8") for state in spec.states),
     )
-
-
-def _pending(content: np.ndarray | np.generic) -> Pending:
-    array = np.asarray(content)
-    kind = _INT8 if array.dtype == np.int8 else _FLOAT
-    return Pending(kind, array.shape, lambda: iter((array,)))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
 import onnx_ir as ir
 
 
@@ -57,9 +57,17 @@ def products(graph: ir.Graph, *, head: bool) -> list[Product]:
     return found
 
 
+def by_source(found: Iterable[Product]) -> dict[str, list[Product]]:
+    """Products by the name of the value that their matrices are multiplied by."""
+    groups: dict[str, list[Product]] = {}
+    for product in found:
+        groups.setdefault(str(product.source.name), []).append(product)
+    return groups
+
+
 def sample_names(graph: ir.Graph) -> list[str]:
     """Values that matrices inside the layers are multiplied by, each once."""
-    return list(dict.fromkeys(str(p.source.name) for p in products(graph, head=False)))
+    return list(by_source(products(graph, head=False)))
 
 
 def _product(graph: ir.Graph, node: ir.Node) -> Product | None:
@@ -76,13 +84,3 @@ def _product(graph: ir.Graph, node: ir.Node) -> Product | None:
         return None
     is_shared = len(weight.consumers()) != 1
     return None if is_shared and not is_head else Product(node, weight, False, is_head)
-
-
-def add_initializer(
-    graph: ir.Graph, name: str, kind: ir.DataType, shape: tuple[int, ...]
-) -> ir.Value:
-    """An initializer whose content comes when it is written."""
-    value = ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(kind))
-    value.const_value = ir.tensor(np.zeros((), np.int8), name=name)
-    graph.initializers[name] = value
-    return value

@@ -32,6 +32,8 @@ from spec_export.engines.trt_engine import Profile, Scratch, TrtEngine, deserial
 from spec_export.engines.trt_profiles import profile_shapes, role_profiles
 
 if TYPE_CHECKING:
+    import onnx
+
     from spec_export.engines.cuda import CudaDevice
 
 SUFFIX = ".engine"
@@ -134,7 +136,7 @@ class TrtBackend:
         from spec_export.engines import trt_plan, trt_prepare
 
         model = trt_prepare.read_pinned(graph, {"C": capacity})
-        _check_rounding(graph)
+        _check_rounding(model)
         among = self._capabilities if self._bundle == out.parent else None
         plan = trt_plan.plan_roles(self.api, self.options, model, spec, capacity, among)
         spec = replace(spec, roles=plan.roles)
@@ -216,14 +218,14 @@ class TrtBackend:
         return open_engine(self.api, self.device, self._scratch, spec, profiles)
 
 
-def _check_rounding(graph: Path) -> None:
-    """Refuse a graph whose rows depend on the rest of their pass; its weights are not read."""
+def _check_rounding(model: onnx.ModelProto) -> None:
+    """Refuse a graph whose rows depend on the rest of their pass."""
     require("build", "onnx_ir")
     import onnx_ir as ir
 
     from spec_export.engines.activations import check_rounding
 
-    check_rounding(ir.load(graph).graph)
+    check_rounding(ir.from_proto(model).graph)
 
 
 def _check_fused(network: Network, spec: ModelSpec, capacity: int) -> None:

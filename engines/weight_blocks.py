@@ -15,8 +15,9 @@ import onnx_ir as ir
 
 from spec_export.engines import awq
 from spec_export.engines.errors import BuildError
+from spec_export.engines.graph_edits import add_initializer, insert
 from spec_export.engines.graphs import FP4_BLOCK, QuantizationSpec, Quantizer, WeightFormat
-from spec_export.engines.products import Product, add_initializer, products
+from spec_export.engines.products import Product, products
 from spec_export.engines.rounding import NEED_SAMPLES, Grid, Rounded, round_matrix
 from spec_export.engines.weight_files import Pending
 from spec_export.engines.weight_formats import fp8, nvfp4, whole_numbers
@@ -155,11 +156,16 @@ class _Matrix:
     def _dequantized(
         self, inputs: Sequence[ir.Value], how: Mapping[str, int], name: str
     ) -> ir.Value:
-        node = ir.node("DequantizeLinear", inputs, how)
-        result = node.outputs[0]
-        result.name, result.dtype, result.shape = name, ir.DataType.FLOAT, inputs[0].shape
-        self._graph.insert_before(self._product.node, node)
-        return result
+        return insert(
+            self._graph,
+            self._product.node,
+            "DequantizeLinear",
+            inputs,
+            ir.DataType.FLOAT,
+            inputs[0].shape,
+            name=name,
+            attributes=how,
+        )
 
     def _sample(self, samples: Samples | None) -> np.ndarray:
         if samples is None or self.source not in samples:

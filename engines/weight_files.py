@@ -2,7 +2,7 @@
 
 A pass that changes weights does not compute them: it leaves a `Pending` for each, and what is
 written here is made block by block from the mapped file of the exported directory. No weight is
-ever in memory as a whole.
+ever in memory as a whole, and of those that are quantized one at a time.
 """
 
 from __future__ import annotations
@@ -37,6 +37,12 @@ class Pending:
     dtype: ir.DataType
     shape: tuple[int, ...]
     blocks: Blocks
+
+    @classmethod
+    def of(cls, content: np.ndarray | np.generic) -> Pending:
+        """A small array that is there already."""
+        array = np.asarray(content)
+        return cls(ir.DataType.from_numpy(array.dtype), array.shape, lambda: iter((array,)))
 
 
 def row_blocks(array: np.ndarray, multiple: int = 1) -> Iterator[np.ndarray]:

@@ -79,14 +79,19 @@ def fp8(name: str, shape: tuple[int, int], load: Load) -> dict[str, Pending]:
     """E4M3 with a scale for each column."""
     kind = ir.DataType.FLOAT8E4M3FN
 
-    def scale() -> np.ndarray:
-        return _floored(np.abs(load()).max(axis=0) / _FP8_LARGEST)
+    @functools.lru_cache(maxsize=1)
+    def parts() -> tuple[np.ndarray, np.ndarray]:
+        matrix = load()
+        scale = _floored(np.abs(matrix).max(axis=0) / _FP8_LARGEST)
+        return np.clip(matrix / scale, -_FP8_LARGEST, _FP8_LARGEST).astype(kind.numpy()), scale
 
     def numbers() -> Iterator[np.ndarray]:
-        yield np.clip(load() / scale(), -_FP8_LARGEST, _FP8_LARGEST).astype(kind.numpy())
+        yield parts()[0]
 
-    def scales() -> Iterator[np.ndarray]:
-        yield scale()
+    def scales() -> Iterator[np.ndarray]:  # what is written last
+        found = parts()[1]
+        parts.cache_clear()
+        yield found
 
     return {
         name: Pending(kind, shape, numbers),

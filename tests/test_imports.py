@@ -49,6 +49,7 @@ BUILD_ONLY = {
         "awq",
         "build",
         "caches",
+        "graph_edits",
         "lower",
         "modelopt",
         "prepare",
