@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from spec_export.calibration.memory import MemoryUse
@@ -13,9 +13,9 @@ from spec_export.calibration.texts import token_texts
 from spec_export.calibration.weight_sizes import quantized_bytes
 from spec_export.engines.backend import Backend, Engine
 from spec_export.engines.build import read_exported
-from spec_export.engines.bundle import Progress, no_progress
+from spec_export.engines.bundle import Progress, VerifiedFiles, no_progress
 from spec_export.engines.byte_counts import size
-from spec_export.engines.certify import exported_models
+from spec_export.engines.certify import exported_models, pinned_as
 from spec_export.engines.errors import RequestError
 from spec_export.engines.graphs import ModelSpec, QuantizationSpec
 from spec_export.engines.quantize import Observed, quantize_exported
@@ -96,6 +96,7 @@ def make_candidates(
     wanted: Mapping[str, QuantizationSpec],
     folder: Path,
     progress: Progress = no_progress,
+    memory: VerifiedFiles | None = None,
 ) -> dict[str, list[Candidate]]:
     """Quantize, compile and open the models of a bundle in every precision.
 
@@ -106,6 +107,7 @@ def make_candidates(
         wanted: what to make of both models, by the name of the precision.
         folder: where to put them; they are read from there while they are open.
         progress: called with (step, done, total).
+        memory: which files were hashed before.
 
     Returns:
         The candidates for `target` and, where there is one, for `draft`.
@@ -115,7 +117,8 @@ def make_candidates(
         BuildError: a model cannot be quantized so.
     """
     manifest = opened.manifest
-    pinned = exported_models(opened.bundle, exported, progress)
+    memory = VerifiedFiles(None) if memory is None else memory
+    exported_models(opened.bundle, exported, progress, memory)
     portable = read_exported(exported).models
     texts = token_texts(exported / manifest.text.tokenizer, None)
     engines = {"target": opened.target, "draft": opened.draft}
@@ -136,31 +139,12 @@ def make_candidates(
         progress("quantizing", number, len(wanted))
         place = folder / f"{number}"
         place.mkdir()
-        quantize_exported(exported, place, dict.fromkeys(pinned, quantization), observed)
-        for name, spec in _described(place, pinned).items():
+        wanted_of = dict.fromkeys(portable, quantization)
+        quantize_exported(exported, place, wanted_of, observed, memory=memory)
+        for name, spec in pinned_as(manifest, read_exported(place)).items():
             found[name].append(_opened(title, backend, place, spec, manifest.capacity))
     progress("quantizing", len(wanted), len(wanted))
     return found
-
-
-def _described(place: Path, pinned: Mapping[str, ModelSpec]) -> dict[str, ModelSpec]:
-    """The quantized models, dimensions pinned as those of the bundle are."""
-    made = read_exported(place).models
-    return {
-        name: replace(
-            spec,
-            quantization=made[name].quantization,
-            parameters_bytes=made[name].parameters_bytes,
-            inputs=_typed(spec.inputs, made[name].inputs),
-            outputs=_typed(spec.outputs, made[name].outputs),
-            states=_typed(spec.states, made[name].states),
-        )
-        for name, spec in pinned.items()
-    }
-
-
-def _typed(pinned: Sequence, made: Sequence) -> tuple:  # type: ignore[type-arg]
-    return tuple(replace(p, dtype=m.dtype) for p, m in zip(pinned, made, strict=True))
 
 
 def _opened(title: str, backend: Backend, place: Path, spec: ModelSpec, capacity: int) -> Candidate:

@@ -239,18 +239,19 @@ def race(session: Session, task: Task, gamma: int, progress: Progress = no_progr
     for number, ids in enumerate(task.ids):
         progress("comparing with plain decoding", number, len(task.ids))
         speculative = Request(task.tokens, task.sampling, gamma=gamma)
-        with_drafts = _decode(session, ids, speculative)
+        with_drafts = decode(session, ids, speculative)
         if with_drafts.emitted > 1:
             plain = Request(
                 with_drafts.emitted, task.sampling, gamma=0, ignore_end=True, fast_plain=True
             )
-            alone = _decode(session, ids, plain)
+            alone = decode(session, ids, plain)
             found.append(Race(with_drafts.emitted - 1, with_drafts.decode_ms, alone.decode_ms))
     progress("comparing with plain decoding", len(task.ids), len(task.ids))
     return found
 
 
-def _decode(session: Session, ids: Sequence[int], request: Request) -> Stats:
+def decode(session: Session, ids: Sequence[int], request: Request) -> Stats:
+    """Counts and times of a whole text."""
     stats = Stats(gamma=0)
     for piece in generate(session, ids, request):
         stats = piece.stats

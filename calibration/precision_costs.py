@@ -82,8 +82,7 @@ class Costs:
     """
 
     def __init__(self, opened: OpenedBundle, base: TargetPrecision, times: PartTimes) -> None:
-        self._gammas = opened.manifest.gammas
-        self._plain_rows = widths_of(opened).plain_rows
+        self._widths = widths_of(opened)
         one = next(found.ms.median for found in times.target if found.rows == 1)
         self._rest = max(0.0, times.plain.median - one)  # of a plain step, but for its pass
         self._propose, self._accept, self._host = (
@@ -98,7 +97,7 @@ class Costs:
         """The pairing with the drafts a round that are fastest, 0 included."""
         plain = self._plain / (self._at(target, 1) + self._rest)
         speeds = {0: plain}
-        for gamma in range(1, self._gammas[-1] + 1):
+        for gamma in range(1, self._widths.gammas[-1] + 1):
             counted = passes.count(gamma)
             total = sum(
                 times * self._round(target, draft, n) for n, times in counted.passes.items()
@@ -111,9 +110,8 @@ class Costs:
 
     def _round(self, target: TargetPrecision, draft: DraftPrecision | None, n: int) -> float:
         if n == 0:
-            return self._at(target, self._plain_rows) + self._rest
-        rows = next(gamma for gamma in self._gammas if gamma >= n) + 1
-        total = self._at(target, rows) + self._accept + self._host
+            return self._at(target, self._widths.plain_rows) + self._rest
+        total = self._at(target, self._widths.rows(n)) + self._accept + self._host
         if draft is not None:
             total += draft.catch_up_ms + (n - 1) * draft.step_ms + n * self._propose
         return total

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from spec_export.calibration.candidates import Candidate
-from spec_export.calibration.measure import Task
+from spec_export.calibration.measure import Task, decode
 from spec_export.calibration.precision_reading import in_precision
-from spec_export.runtime import OpenedBundle, Request, Session, Stats, generate
+from spec_export.runtime import OpenedBundle, Request, Session
 
 
 def raced(
@@ -26,7 +25,7 @@ def raced(
         gamma: drafts a round; 0: plain, one row.
         task: prompts and how to go on from them.
     """
-    base, other = Session(opened), Session(_paired(opened, target, draft))
+    base, other = Session(opened), Session(in_precision(opened, target, draft))
     alone = together = 0.0
     for ids in task.ids:
         together += _decode_ms(other, ids, task, gamma)
@@ -34,21 +33,9 @@ def raced(
     return alone / together
 
 
-def _paired(opened: OpenedBundle, target: Candidate, draft: Candidate | None) -> OpenedBundle:
-    found = in_precision(opened, target)
-    if draft is None:
-        return found
-    manifest = found.manifest
-    models = {**manifest.models, "draft": draft.spec}
-    bundle = replace(found.bundle, manifest=replace(manifest, models=models))
-    return replace(found, bundle=bundle, draft=draft.engine)
-
-
 def _decode_ms(session: Session, ids: Sequence[int], task: Task, gamma: int) -> float:
     request = Request(
         task.tokens, task.sampling, gamma=gamma, ignore_end=True, fast_plain=gamma == 0
     )
-    stats = Stats(gamma=0)
-    for piece in generate(session, ids, request):
-        stats = piece.stats
+    stats = decode(session, ids, request)
     return stats.decode_ms / max(1, stats.emitted - 1)

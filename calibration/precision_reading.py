@@ -103,12 +103,17 @@ class Reading:
         return passes_along(self._betas[target, draft.name])
 
 
-def in_precision(opened: OpenedBundle, target: Candidate) -> OpenedBundle:
-    """The bundle with another target."""
+def in_precision(
+    opened: OpenedBundle, target: Candidate, draft: Candidate | None = None
+) -> OpenedBundle:
+    """The bundle with another target, and another draft where one is given."""
     manifest = opened.manifest
     models = {**manifest.models, "target": target.spec}
+    engine = opened.draft
+    if draft is not None:
+        models["draft"], engine = draft.spec, draft.engine
     bundle = replace(opened.bundle, manifest=replace(manifest, models=models))
-    return replace(opened, bundle=bundle, target=target.engine)
+    return replace(opened, bundle=bundle, target=target.engine, draft=engine)
 
 
 def plain_text(session: Session, ids: Sequence[int], task: Task) -> list[int]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from spec_export.calibration.calibrate import widths_of
 from spec_export.calibration.estimate import Trials
 from spec_export.calibration.forecast import Widths
-from spec_export.calibration.measure import Race, Task
+from spec_export.calibration.measure import Race, Task, decode
 from spec_export.calibration.parts import PartsTimer
 from spec_export.calibration.ranges import check_alpha, check_cost
 from spec_export.engines.bundle import Progress, no_progress
@@ -165,9 +165,7 @@ def _laps(
             if source.departed_at is not None:
                 break
         found.append((gamma, stats, source.departed_at is not None))
-    alone = Stats(gamma=0)
-    for piece in generate(session, ids, replace(request, gamma=0, fast_plain=True)):
-        alone = piece.stats
+    alone = decode(session, ids, replace(request, gamma=0, fast_plain=True))
     if alone.emitted < 2:
         return []
     step_ms = alone.decode_ms / (alone.emitted - 1)

@@ -26,8 +26,8 @@ from spec_export.engines.bundle import (
 from spec_export.engines.compare import Comparison, Watch, unwatched
 from spec_export.engines.errors import BundleError, EngineError, IntegrityError
 from spec_export.engines.fitting import check_fits
-from spec_export.engines.graphs import ModelSpec
-from spec_export.engines.manifest import MANIFEST_FILE, DeviceSpec, ExactnessSpec
+from spec_export.engines.graphs import GraphsSpec, ModelSpec
+from spec_export.engines.manifest import MANIFEST_FILE, DeviceSpec, ExactnessSpec, Manifest
 from spec_export.engines.polygraphy_runs import PolygraphyRuns
 from spec_export.engines.probe import probe_exactness
 from spec_export.engines.standard import STANDARD_GRAPH, compare_with_standard, onnx_hashes
@@ -243,15 +243,23 @@ def _standard(spec: ModelSpec) -> str:
     return str(PurePosixPath(spec.file).with_name(STANDARD_GRAPH))
 
 
-def exported_models(bundle: Bundle, exported: Path, progress: Progress) -> dict[str, ModelSpec]:
+def exported_models(
+    bundle: Bundle, exported: Path, progress: Progress, memory: VerifiedFiles | None = None
+) -> dict[str, ModelSpec]:
     """The models of an exported directory, which has to be what the bundle was built from.
+
+    Args:
+        bundle: that was built.
+        exported: the directory.
+        progress: called with (step, done, total).
+        memory: which files were hashed before.
 
     Raises:
         IntegrityError: it is another one; names the file.
     """
     manifest = bundle.manifest
     graphs = read_exported(exported)
-    found = onnx_hashes(exported, graphs, progress)
+    found = onnx_hashes(exported, graphs, progress, memory)
     for name in sorted({*found, *manifest.onnx}):
         if found.get(name) != manifest.onnx.get(name):
             raise IntegrityError(
@@ -259,6 +267,11 @@ def exported_models(bundle: Bundle, exported: Path, progress: Progress) -> dict[
                 f"{found.get(name, 'missing')}, the manifest says {manifest.onnx.get(name)}); "
                 "name the directory it was built from"
             )
+    return pinned_as(manifest, graphs)
+
+
+def pinned_as(manifest: Manifest, graphs: GraphsSpec) -> dict[str, ModelSpec]:
+    """The models of an exported directory with the shapes of a bundle."""
     *narrower, gamma = manifest.gammas or (0,)
     options = BuildOptions(gamma, manifest.max_len, manifest.chunk, narrower=tuple(narrower))
     return pinned_models(graphs, options)

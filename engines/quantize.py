@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from spec_export.engines.activations import quantize_activations
 from spec_export.engines.build import read_exported, verify_exported
-from spec_export.engines.bundle import Progress, no_progress
+from spec_export.engines.bundle import Progress, VerifiedFiles, no_progress
 from spec_export.engines.caches import quantize_caches
 from spec_export.engines.errors import BuildError
 from spec_export.engines.graphs import GRAPHS_FILE, GraphsSpec, ModelSpec, QuantizationSpec
@@ -67,6 +67,7 @@ def quantize_exported(
     wanted: Wanted,
     observe: Observe | None = None,
     progress: Progress = no_progress,
+    memory: VerifiedFiles | None = None,
 ) -> None:
     """Write a quantized exported directory.
 
@@ -76,6 +77,7 @@ def quantize_exported(
         wanted: what to make of each model.
         observe: for what goes by calibration texts.
         progress: called with (step, done, total).
+        memory: which files were hashed before.
 
     Raises:
         BuildError: the directory is not in float32, is quantized already, or does not fit what is
@@ -83,7 +85,7 @@ def quantize_exported(
         StorageError: the disk is full.
     """
     graphs = read_exported(exported)
-    verify_exported(exported, graphs)
+    verify_exported(exported, graphs, memory)
     _check(graphs, wanted)
     models = {}
     for done, (name, spec) in enumerate(graphs.models.items()):

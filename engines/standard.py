@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spec_export.engines.backend import Backend, Engine
-from spec_export.engines.bundle import Progress, hash_file, no_progress
+from spec_export.engines.bundle import Progress, VerifiedFiles, no_progress
 from spec_export.engines.compare import Comparison, Watch, compare_engines, unwatched
 from spec_export.engines.errors import EngineError
 from spec_export.engines.external import external_names
@@ -92,13 +92,17 @@ def onnx_files(exported: Path, graphs: GraphsSpec) -> list[str]:
 
 
 def onnx_hashes(
-    exported: Path, graphs: GraphsSpec, progress: Progress = no_progress
+    exported: Path,
+    graphs: GraphsSpec,
+    progress: Progress = no_progress,
+    memory: VerifiedFiles | None = None,
 ) -> dict[str, str]:
-    """SHA-256 of `onnx_files`, as they are now."""
+    """SHA-256 of `onnx_files`, as they are now; `memory` remembers those that lie unchanged."""
+    memory = VerifiedFiles(None) if memory is None else memory
     hashes = {}
     files = onnx_files(exported, graphs)
     for done, name in enumerate(files):
         progress("hashing the graphs", done, len(files))
-        hashes[name] = hash_file(exported / name)
+        hashes[name] = memory.sha256(exported / name)
     progress("hashing the graphs", len(files), len(files))
     return hashes

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from spec_export.calibration.measure import Task
     from spec_export.calibration.profile import Profile
     from spec_export.engines.backend import Backend
+    from spec_export.engines.bundle import VerifiedFiles
     from spec_export.engines.manifest import DeviceSpec
     from spec_export.runtime import OpenedBundle
 
@@ -123,14 +124,16 @@ def calibrate_bundle(
     from spec_export.calibration.calibrate import calibrate, check_bundle, check_task
     from spec_export.calibration.memory import memory_use, read_described
     from spec_export.calibration.profile import PROFILE_FILE, write_profile
+    from spec_export.engines.bundle import VerifiedFiles
 
     _check_places(options)
     _check_memory(bundle)
+    hashed = VerifiedFiles(None)
     with Steps(quiet=quiet or as_json, animated=False) as steps:
         opened = _open(bundle, options, steps)
         check_bundle(opened)
         if options.exported is not None:
-            _check_precisions(opened, options.exported, options, steps)
+            _check_precisions(opened, options.exported, options, hashed, steps)
         task = _task(opened, options)
         check_task(opened, task)
         device = _device(opened, options)
@@ -139,7 +142,7 @@ def calibrate_bundle(
         profile = calibrate(opened, device, task, state, steps)
         profile = replace(profile, memory=dict(memory_use(read_described(bundle)).parts()))
         if options.exported is not None:
-            profile = _compared(profile, opened, options.exported, task, options, steps)
+            profile = _compared(profile, opened, options.exported, task, options, hashed, steps)
     write_profile(out, profile)
     with contextlib.suppress(OSError):
         state.unlink(missing_ok=True)
@@ -189,7 +192,11 @@ def _task(opened: OpenedBundle, options: CalibrateOptions) -> Task:
 
 
 def _check_precisions(
-    opened: OpenedBundle, exported: Path, options: CalibrateOptions, steps: Steps
+    opened: OpenedBundle,
+    exported: Path,
+    options: CalibrateOptions,
+    memory: VerifiedFiles,
+    steps: Steps,
 ) -> None:
     """Refuse before anything is measured what cannot be compared."""
     from spec_export.calibration.precision_names import parse_precisions
@@ -203,7 +210,7 @@ def _check_precisions(
 
     check_comparable(opened)
     wanted, available = parse_precisions(options.precisions), available_bytes()
-    exported_models(opened.bundle, exported, steps)
+    exported_models(opened.bundle, exported, steps, memory)
     if available is not None:
         use = memory_use(read_described(opened.bundle.path))
         check_room(opened, wanted, use, available)
@@ -215,6 +222,7 @@ def _compared(
     exported: Path,
     task: Task,
     options: CalibrateOptions,
+    memory: VerifiedFiles,
     steps: Steps,
 ) -> Profile:
     """The profile with other precisions of both models."""
@@ -225,7 +233,8 @@ def _compared(
 
     backend, wanted = _backend(opened, options), parse_precisions(options.precisions)
     with tempfile.TemporaryDirectory(prefix="spec-export.", ignore_cleanup_errors=True) as folder:
-        candidates = make_candidates(opened, backend, exported, wanted, Path(folder), steps)
+        place = Path(folder)
+        candidates = make_candidates(opened, backend, exported, wanted, place, steps, memory)
         found = compare_precisions(opened, candidates, task, profile.times, steps)
     reason = f"{profile.reason}; {precision_report.sentence(found)}"
     return replace(profile, precisions=found, reason=reason)
