@@ -54,25 +54,28 @@ class Draft(Protocol):
         """After a failed pass: nothing past cache row `length` may be anything but zero."""
 
 
-class NgramDraft:
-    """Prompt lookup. Drafts are found on the host and carry no distribution."""
+class HostDraft:
+    """Drafts that are found on the host from the text alone, and carry no distribution."""
 
     lag = 0
 
     def __init__(self, host: HostMirror) -> None:
-        self._host, self._index = host, NgramIndex()
+        self._host = host
 
     def prefill(self, tokens: Sequence[int]) -> None:
-        """Index committed tokens."""
-        for token in tokens:
-            self._index.append(token)
+        """Take in committed tokens that follow what it has seen."""
+        raise NotImplementedError
+
+    def found(self, n: int) -> list[int]:
+        """Up to `n` drafts for the next tokens."""
+        raise NotImplementedError
 
     def prepare(self, n: int) -> int:
-        """Write what followed the last n-gram before."""
-        found = self._index.continuation(n)
-        if found:
-            self._host.set_drafts(found)
-        return len(found)
+        """Write what is found into the round's buffers."""
+        drafts = self.found(n)
+        if drafts:
+            self._host.set_drafts(drafts)
+        return len(drafts)
 
     def calls(self, n: int, sampling: SamplingCalls) -> list[Call]:
         """Nothing: they are there."""
@@ -83,15 +86,32 @@ class NgramDraft:
         return False
 
     def commit(self, tokens: Sequence[int], n_draft: int, n_accepted: int) -> None:
-        """Index what the round emitted."""
+        """Take in what the round emitted."""
         self.prefill(tokens)
+
+    def recover(self, length: int) -> None:
+        """It has no cache."""
+
+
+class NgramDraft(HostDraft):
+    """Prompt lookup."""
+
+    def __init__(self, host: HostMirror) -> None:
+        super().__init__(host)
+        self._index = NgramIndex()
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        """Index committed tokens."""
+        for token in tokens:
+            self._index.append(token)
+
+    def found(self, n: int) -> list[int]:
+        """What followed the last n-gram before."""
+        return self._index.continuation(n)
 
     def rewind(self, length: int) -> None:
         """Forget everything from `length` on."""
         self._index.truncate(length)
-
-    def recover(self, length: int) -> None:
-        """It has no cache."""
 
 
 class MaskFill:

@@ -30,7 +30,7 @@ from spec_export.engines.errors import (
 from spec_export.engines.graphs import ModelSpec, verify_name
 from spec_export.engines.passes import BoundRole, allocate_caches, bind_role
 from spec_export.runtime.buffers import HostMirror, allocate_round
-from spec_export.runtime.drafts import Draft, ModelDraft, NgramDraft
+from spec_export.runtime.drafts import Draft, HostDraft, ModelDraft, NgramDraft
 from spec_export.runtime.masks import Constraint
 from spec_export.runtime.opened import OpenedBundle
 from spec_export.runtime.pipeline import Pipeline, Started, assert_room
@@ -167,7 +167,7 @@ class Session:
             self._run_chunk(tokens[start : start + rows], start)
         self.history.extend(tokens)
         self._rounds.sampling.grow(tokens, is_prompt=True)
-        if isinstance(self.draft, NgramDraft) or (self.draft is not None and drafts):
+        if isinstance(self.draft, HostDraft) or (self.draft is not None and drafts):
             self.draft.prefill(tokens)
         self._host.place_after(self.history)
 

@@ -18,16 +18,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from spec_export.engines.backend import Call
 from spec_export.engines.errors import RequestError
 from spec_export.runtime.buffers import HostMirror
+from spec_export.runtime.drafts import HostDraft
 from spec_export.runtime.opened import OpenedBundle
-from spec_export.runtime.sampling_calls import SamplingCalls
 from spec_export.runtime.session import Session
 from spec_export.runtime.stream import Request, generate
 
 
-class SyntheticDraft:
+class SyntheticDraft(HostDraft):
     """A source of drafts with a set acceptance, for texts that `follow` was told of.
 
     Args:
@@ -39,10 +38,9 @@ class SyntheticDraft:
             nothing is drafted. None where there is no such token.
     """
 
-    lag = 0
-
     def __init__(self, host: HostMirror, vocabulary: int) -> None:
-        self._host, self._vocabulary = host, vocabulary
+        super().__init__(host)
+        self._vocabulary = vocabulary
         self._text: list[int] = []
         self._proposed: list[int] = []
         self._length = 0
@@ -76,35 +74,17 @@ class SyntheticDraft:
             self.departed_at = self._length
         self._length += len(tokens)
 
-    def prepare(self, n: int) -> int:
-        """Write the next tokens of the text, some of them wrong; fewer where it ends."""
+    def found(self, n: int) -> list[int]:
+        """The next tokens of the text, some of them wrong; fewer where it ends."""
         if self.departed_at is not None:
-            return 0
-        found = self._proposed[self._length : self._length + n]
-        if found:
-            self._host.set_drafts(found)
-        return len(found)
-
-    def calls(self, n: int, sampling: SamplingCalls) -> list[Call]:
-        """Nothing: they are there."""
-        return []
-
-    def can_run_ahead(self, n: int, committed: int) -> bool:
-        """It has to see where the text is."""
-        return False
-
-    def commit(self, tokens: Sequence[int], n_draft: int, n_accepted: int) -> None:
-        """Follow what the round emitted."""
-        self.prefill(tokens)
+            return []
+        return self._proposed[self._length : self._length + n]
 
     def rewind(self, length: int) -> None:
         """Forget everything from `length` on."""
         self._length = min(self._length, length)
         if self.departed_at is not None and self.departed_at >= length:
             self.departed_at = None
-
-    def recover(self, length: int) -> None:
-        """It has no cache."""
 
 
 def synthetic_session(

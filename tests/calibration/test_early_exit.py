@@ -24,9 +24,10 @@ from spec_export.calibration.profile import (
 )
 from spec_export.calibration.profile_report import html, remarks
 from spec_export.engines.errors import SchemaError
-from spec_export.runtime import Request, Session, Stats, generate
+from spec_export.runtime import Request, Session
 from spec_export.runtime.adaptive import EarlyExit
 from spec_export.runtime.opened import make_backend
+from tests.calibration.decoded import decoded_to
 from tests.calibration.simulated import MadeUp
 from tests.calibration.test_measure import task_of
 from tests.calibration.test_profile import profile_of
@@ -71,11 +72,8 @@ def test_a_replay_has_the_rounds_that_decoding_has(
         assert all(len(r.confidences) == r.n_draft for r in begun)
         rounds = replay(begun, gamma, least)
         request = Request(None, task.sampling, gamma=gamma, draft_confidence=least)
-        stats, emitted = Stats(gamma=0), 1 + sum(r.kept for r in rounds)
-        for piece in generate(session, ids, request):
-            stats = piece.stats
-            if stats.emitted >= emitted:
-                break
+        emitted = 1 + sum(r.kept for r in rounds)
+        stats = decoded_to(session, ids, request, emitted)
         trials = trials_of(rounds)
         assert stats.emitted == emitted
         assert (trials.accepted, trials.rejected) == (stats.accepted, stats.rejections)

@@ -19,9 +19,10 @@ from spec_export.calibration.prompts import Prompt, encode_prompts
 from spec_export.calibration.teacher import Teacher
 from spec_export.engines.errors import RequestError
 from spec_export.engines.passes import PassRunner
-from spec_export.runtime import OpenedBundle, Request, Sampling, Session, Stats, generate
+from spec_export.runtime import OpenedBundle, Request, Sampling, Session
 from spec_export.runtime.opened import make_backend
 from spec_export.runtime.stream import plain_role
+from tests.calibration.decoded import decoded_to
 
 TEXTS = ("In the beginning", "And it came to pass", "The king said unto", "Now these are the names")
 
@@ -56,11 +57,8 @@ def test_a_replay_has_the_rounds_that_decoding_has(open_once, build_tiny, draft,
     for ids in task.ids:
         rounds = replay(decode_rounds(session, ids, task).rounds, gamma)
         request = Request(max_tokens=None, sampling=task.sampling, gamma=gamma)
-        stats, emitted = Stats(gamma=0), 1 + sum(r.kept for r in rounds)
-        for piece in generate(session, ids, request):
-            stats = piece.stats
-            if stats.emitted >= emitted:
-                break
+        emitted = 1 + sum(r.kept for r in rounds)
+        stats = decoded_to(session, ids, request, emitted)
         trials = trials_of(rounds)
         assert stats.emitted == emitted
         assert (trials.accepted, trials.rejected) == (stats.accepted, stats.rejections)
