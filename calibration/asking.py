@@ -8,7 +8,7 @@ import subprocess
 _SECONDS = 5
 
 
-def told(program: str, *arguments: str) -> str:
+def told(program: str, *arguments: str, seconds: float | None = None) -> str:
     """What a program prints; nothing where there is none, it fails, or it takes long."""
     found = shutil.which(program)
     if found is None:
@@ -18,10 +18,10 @@ def told(program: str, *arguments: str) -> str:
             [found, *arguments],
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=_SECONDS,
+            timeout=_SECONDS if seconds is None else seconds,
             check=True,
         )
-    except (OSError, subprocess.SubprocessError):
+    except (OSError, ValueError, subprocess.SubprocessError):
         return ""
     return run.stdout.decode(errors="replace")
 

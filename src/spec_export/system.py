@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import subprocess
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -35,13 +34,9 @@ class System:
 
     def run(self, *command: str) -> str | None:
         """What a program prints; None where there is none, it fails, or it hangs."""
-        try:
-            done = subprocess.run(
-                command, capture_output=True, timeout=_SECONDS, check=True, stdin=subprocess.DEVNULL
-            )
-        except (OSError, ValueError, subprocess.SubprocessError):
-            return None
-        return done.stdout.decode(errors="replace").strip()
+        from spec_export.calibration.asking import told
+
+        return told(*command, seconds=_SECONDS).strip() or None
 
     def package(self, *names: str) -> str | None:
         """The version of the first of these distributions that is installed."""
